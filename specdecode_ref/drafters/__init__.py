@@ -1,0 +1,83 @@
+"""Drafters: what proposes. `base` is the contract; `build` makes one from the name a user typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specdecode_ref.drafters.base import Drafter
+from specdecode_ref.drafters.first import First
+from specdecode_ref.drafters.model import ModelDrafter
+from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.errors import InputError, UnknownNameError
+from specdecode_ref.models.base import Model
+
+NAMES = ("none", "ngram", "model", "early-exit")
+
+
+def build(
+    name: str,
+    target: Model,
+    *,
+    gamma: int | None = None,
+    tree: Sequence[int] | None = None,
+    draft_model: Callable[[], Model] | None = None,
+    exit_layer: int | None = None,
+) -> Drafter | None:
+    """The drafter of that name for this target; None for "none", which is plain decoding.
+
+    name:        "ngram", "model", "early-exit", or several joined by "+", tried in that order.
+    gamma, tree: the length of a chain, or children per node at each depth. A tree needs a drafter that samples.
+    draft_model: loads the model of the drafter "model".
+    exit_layer:  how many of the target's layers "early-exit" drafts with; a third of them unless told.
+    """
+    if gamma is not None and gamma < 1:
+        raise InputError("gamma of 1 or more", gamma, "use the drafter 'none' to draft nothing")
+    if "+" in name:
+        parts = [
+            build(
+                part,
+                target,
+                gamma=gamma,
+                tree=None if part == "ngram" else tree,
+                draft_model=draft_model,
+                exit_layer=exit_layer,
+            )
+            for part in name.split("+")
+        ]
+        return First([part for part in parts if part is not None])
+    if name == "none":
+        return None
+    if name == "ngram":
+        if tree is not None:
+            raise InputError(
+                "a drafter that samples for a tree",
+                "ngram",
+                "use --gamma, or the drafter model or early-exit",
+            )
+        return NGram(**({} if gamma is None else {"gamma": gamma}))
+    branching = tuple(tree) if tree is not None else (1,) * (gamma or 4)
+    if name == "early-exit":
+        return early_exit(target, branching, exit_layer)
+    if name == "model":
+        if draft_model is None:
+            raise InputError("a draft model for the drafter 'model'", "none", "name one with --draft-model")
+        model = draft_model()
+        if model.vocab_size != target.vocab_size:
+            raise InputError(
+                f"a draft model with the target's vocabulary of {target.vocab_size} tokens",
+                f"{model.vocab_size} tokens in '{model.name}'",
+                "choose a draft model of the same family",
+            )
+        return ModelDrafter(model, branching)
+    raise UnknownNameError(f"a drafter out of {', '.join(NAMES)}", repr(name), "choose one, or join several with +")
+
+
+def early_exit(target: Any, branching: Sequence[int] = (1, 1, 1, 1), layers: int | None = None) -> ModelDrafter:
+    """Draft with the target's own first layers and its head: no second model, no training (cf. LayerSkip)."""
+    if not hasattr(target, "truncated"):
+        raise InputError("a target whose layers can be cut for 'early-exit'", target.name, "use another drafter")
+    depth = target.layers // 3 if layers is None else layers
+    if not 1 <= depth < target.layers:
+        raise InputError(f"an exit layer from 1 to {target.layers - 1}", depth, "choose one in that range")
+    return ModelDrafter(target.truncated(depth), branching, name="early-exit")

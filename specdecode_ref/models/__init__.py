@@ -1,0 +1,1 @@
+"""Models: the contract (`base`), and who fulfils it."""
