@@ -1,0 +1,126 @@
+// Where you are: every word the animation shows or speaks. Tokens become visible text, states become one sentence.
+// A trace may come from anyone, so invisible and direction-changing characters are spelled out here, and the page only
+// ever receives these strings as text, never as markup.
+
+const NAMES = { 0x20: "·", 0x0a: "⏎", 0x0d: "␍", 0x09: "⇥", 0xa0: "⍽", 0x7f: "␡" };
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
+const JOINING = /^\p{M}/u;
+
+/** Text with every character that would not show, or would turn the line around, made visible. */
+export function visible(text) {
+  let out = "";
+  for (const char of text) {
+    const code = char.codePointAt(0);
+    if (NAMES[code]) out += NAMES[code];
+    else if (code < 0x20) out += String.fromCharCode(0x2400 + code);
+    else if (UNSEEN.test(char)) out += `⟨${code.toString(16).toUpperCase()}⟩`;
+    else out += char;
+  }
+  return JOINING.test(out) ? `◌${out}` : out;
+}
+
+/** The first and last characters of a long text, `most` in all; whole characters, never half of one. */
+export function shorten(text, most) {
+  const chars = Array.from(text);
+  if (chars.length <= most) return text;
+  if (most < 4) return `${chars.slice(0, Math.max(1, most - 1)).join("")}…`;
+  const head = Math.ceil((most - 1) * 0.65);
+  return `${chars.slice(0, head).join("")}…${chars.slice(chars.length - (most - 1 - head)).join("")}`;
+}
+
+/** A token as it is drawn: its text if the trace knows it, otherwise its number. */
+export function label(trace, token, most = 16) {
+  if (token == null) return "?";
+  const text = trace.vocab[token];
+  if (text == null) return `#${token}`;
+  return text === "" ? "∅" : shorten(visible(text), most);
+}
+
+/** A token inside a sentence: quoted, with real spaces, and no invisible characters. */
+export function spoken(trace, token) {
+  const text = trace.vocab[token];
+  return text == null ? `number ${token}` : `'${shorten(visible(text).replaceAll("·", " "), 24)}'`;
+}
+
+/** A probability in two digits, or as many as it takes to tell it from 0 and 1. */
+export function prob(value) {
+  if (value == null) return "–";
+  if (value === 0 || value === 1) return String(value);
+  if (value < 0.0001) return "<0.0001";
+  if (value > 0.9999) return ">0.9999";
+  return value < 0.01 || value > 0.99 ? value.toFixed(4) : value.toFixed(2);
+}
+
+/** Two probabilities with the digits it takes to tell them apart, and from nothing; four at most. */
+export function pair(a, b) {
+  if (a == null || b == null) return [prob(a), prob(b)];
+  const bare = (text) => Number(text) === 0;
+  for (const digits of [2, 3, 4]) {
+    const [left, right] = [a.toFixed(digits), b.toFixed(digits)];
+    if (left !== right && (a === 0 || !bare(left)) && (b === 0 || !bare(right))) return [left, right];
+  }
+  return [a, b].map((value) => (value > 0 && value < 0.0001 ? "<0.0001" : value.toFixed(a.toFixed(2) === b.toFixed(2) ? 4 : 2)));
+}
+
+/** Nanoseconds as a short time. */
+export function duration(ns) {
+  if (ns == null) return "–";
+  if (ns < 1e6) return `${Math.round(ns / 1e3)} µs`;
+  return ns < 1e9 ? `${(ns / 1e6).toFixed(ns < 1e7 ? 1 : 0)} ms` : `${(ns / 1e9).toFixed(1)} s`;
+}
+
+/** `count` of a thing, in the singular where it is one. */
+export function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+const EMITTED = {
+  bonus: (token) => `Every draft token on the path held, so the same pass also gives a bonus token: ${token}, drawn from p.`,
+  residual: (token) => `The replacement is ${token}, drawn from the residual: what p has beyond q. This keeps the output law exact.`,
+  target: (token) => `Then comes ${token}, drawn from p as plain decoding would.`,
+};
+
+const CUTS = { eos: "the model ended its answer", stop: "a stop string was completed", length: "the length limit was reached" };
+
+/** True when the decisions of this trace follow from a coin and min(1, p/q); `match` compares tokens instead. */
+export function tossesCoins(trace, test) {
+  return trace.header.verifier !== "match" && test.u != null && test.p_eff != null && test.q_eff != null;
+}
+
+/** The rule of one test in words: which side of min(1, p/q) the coin fell on. */
+export function ruleOf(trace, test) {
+  const { p_eff: p, q_eff: q, u, accepted } = test;
+  if (trace.header.verifier === "match") return accepted ? "accepted: it is the target's own draw" : "rejected: the target drew another token";
+  if (!tossesCoins(trace, test)) return accepted ? "accepted (the trace holds no coin)" : "rejected (the trace holds no coin)";
+  const [coin, bar] = pair(u, p >= q ? (p > 0 ? 1 : 0) : p / q);
+  return accepted ? `accepted: u ${coin} < ${bar}` : `rejected: u ${coin} ≥ ${bar}`;
+}
+
+/** One sentence on what is happening at this state; also what the live region speaks. */
+export function caption(trace, state, round, tests, emitted) {
+  const nodes = round.nodes.parent.length - 1;
+  const name = (token) => spoken(trace, token);
+  if (state.kind === "root") {
+    return nodes ? `A new round starts from the last token, ${name(round.nodes.token?.[0])}. It is the root of the draft.`
+      : `A new round starts from ${name(round.nodes.token?.[0])}. The drafter has no guess this time.`;
+  }
+  if (state.kind === "grow") {
+    const fresh = state.nodes.filter((node) => node.fresh).length;
+    const tokens = state.nodes.flatMap((node, i) => (node.fresh ? [name(round.nodes.token?.[i])] : []));
+    return fresh === 1 ? `The drafter guesses ${tokens[0]} next. A thick edge means it is sure (high q).`
+      : `The drafter guesses ${count(fresh, "token")} at depth ${state.depth}. A thick edge means it is sure (high q).`;
+  }
+  if (state.kind === "sweep") {
+    return nodes ? `One pass of the target reads all ${count(nodes + 1, "node")} at once and gives p, its own probability, for each guess.`
+      : "One pass of the target gives p for the next token.";
+  }
+  if (state.kind === "test") {
+    const test = tests[state.test];
+    return `Token ${name(round.nodes.token?.[test.node])} ${ruleOf(trace, test)}.`;
+  }
+  if (state.kind === "emit") return (EMITTED[state.emission.kind] ?? EMITTED.target)(name(state.emission.token));
+  const dropped = round.nodes.parent.length - round.path.length;
+  const cut = round.cut ? ` The text ends here: ${CUTS[round.cut.reason] ?? "it was cut"}.` : "";
+  const rows = dropped ? ` ${dropped === 1 ? "One KV row is" : `${dropped} KV rows are`} dropped.` : " Every KV row is kept.";
+  return `${count(emitted, "token")} for one pass of the target ${emitted === 1 ? "joins" : "join"} the text.${rows}${cut}`;
+}
