@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from specdecode_ref.drafters import build
     from specdecode_ref.models.zoo import load
     from specdecode_ref.sampling import SamplingRule
-    from specdecode_ref.trace import Trace, read_trace
+    from specdecode_ref.trace import Trace
+    from specdecode_ref.trace_file import read_trace
 
 _HOMES = {
     "Generation": "decode",
@@ -27,7 +28,7 @@ _HOMES = {
     "load": "models.zoo",
     "SamplingRule": "sampling",
     "Trace": "trace",
-    "read_trace": "trace",
+    "read_trace": "trace_file",
 }
 
 __all__ = [

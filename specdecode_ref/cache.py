@@ -74,6 +74,7 @@ class Cache:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending nodes of each row's path, in path order, and drop the others."""
+        assert len(paths) == len(self.lengths)
         for b, path in enumerate(paths):
             if list(path) != list(range(len(path))):
                 source = self.lengths[b] + torch.tensor(path, device=self.planes[0].device)
@@ -89,7 +90,7 @@ class Cache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows: the others have finished."""
-        index = torch.tensor(rows, device=self.planes[0].device)
+        index = torch.tensor(rows, dtype=torch.int64, device=self.planes[0].device)
         self.planes = [plane.index_select(0, index) for plane in self.planes]
         self.lengths = [self.lengths[b] for b in rows]
         self.pending = [self.pending[b] for b in rows]

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -107,6 +106,8 @@ class Session:
         draft: ModelInfo | None = None,
     ) -> None:
         rule = rule or SamplingRule()
+        rule.require_tokens_below(model.vocab_size)
+        stop = (stop,) if isinstance(stop, str) else stop  # a string is a sequence of strings, but not of stop strings
         _check(model, prompts, drafter)
         if max_new_tokens < 1:
             raise InputError("max_new_tokens of 1 or more", max_new_tokens, "ask for at least one token")
@@ -117,9 +118,11 @@ class Session:
         self._verifier = None if verifier == "auto" else verify.get(verifier)
         self._model, self._drafter, self._rule, self._level = model, drafter, rule, level
         numbers = range(len(prompts)) if sequences is None else sequences
+        if len(numbers) != len(prompts):
+            raise InputError(f"{len(prompts)} sequence numbers, one a prompt", len(numbers), "pass as many as prompts")
         self._rows = [
             Running(
-                prompt=tuple(prompt),
+                prompt=tuple(map(int, prompt)),
                 limit=min(len(prompt) + max_new_tokens, model.context_length),
                 coins=Coins(seed, number),
                 stream=Stream(tokenizer.text_bytes if tokenizer else lambda _: b"", stop),
@@ -136,10 +139,15 @@ class Session:
         self._started = False
 
     def __iter__(self) -> Iterator[Step]:
-        if not self._started:
+        if self._live and not self._started:
             self._start()
         while self._live:
-            yield from self._round()
+            try:
+                steps = self._round()
+            except BaseException:
+                self._live = []  # the cache may stand in the middle of the round: nothing sound can follow
+                raise
+            yield from steps
 
     def run(self) -> list[Generation]:
         """Decode to the end."""
@@ -155,7 +163,6 @@ class Session:
 
     def _start(self) -> None:
         """Prefill everything but the roots; start the drafters."""
-        self._started = True
         begin = time.perf_counter_ns()
         wanted = self._drafter.features if self._drafter else ()
         room = max(row.limit for row in self._rows) + 32
@@ -168,34 +175,36 @@ class Session:
                 row.proposer = self._drafter.start(row.prompt, self._rule, seen)
         for row in self._rows:
             row.ns_prefill = time.perf_counter_ns() - begin
+        self._started = True
+        if len(self._live) < len(self._rows):  # some were cancelled before they began
+            self._cache.select(self._live)
 
     def _round(self) -> list[Step]:
         """Draft, verify, commit: one round of every live sequence."""
         rows = [self._rows[i] for i in self._live]
-        clock = [time.perf_counter_ns()]
+        begin = time.perf_counter_ns()
         drafts = [row.propose() for row in rows]
-        clock.append(time.perf_counter_ns())
+        drafted = time.perf_counter_ns()
         wanted = self._drafter.features if self._drafter else ()
         logits, features = self._model.forward(
             _padded(drafts, self._model.device), [draft.parents for draft in drafts], self._cache, wanted
         )
-        clock.append(time.perf_counter_ns())
+        verified = time.perf_counter_ns()
         steps, paths = [], []
         for b, (i, row, draft) in enumerate(zip(self._live, rows, drafts, strict=True)):
-            base = len(row.tokens)
+            judging, base = time.perf_counter_ns(), len(row.tokens)
             p, verdict = self._judge(row, draft, logits[b])
             cut, pieces = row.take(draft, verdict, self._rule.eos)
             paths.append(verdict.path[: cut.kept] if cut else verdict.path)
             if row.proposer:
                 row.proposer.observe(verdict, [f[b, list(verdict.path)] for f in features])
-            clock.append(time.perf_counter_ns())
-            draft_ns, verify_ns, *_, sample_ns = (after - before for before, after in pairwise(clock))
-            ns = {"draft": draft_ns, "verify": verify_ns, "sample": sample_ns}
+            sample = time.perf_counter_ns() - judging
+            ns = {"draft": drafted - begin, "verify": verified - drafted, "sample": sample}
             row.rounds.append(traces.record(self._level, len(row.rounds), base, draft, p, verdict, cut, ns))
             steps.append(Step(i, row.rounds[-1], tuple(pieces)))
         self._cache.commit(paths)
         for row in rows:
-            row.ns_total += time.perf_counter_ns() - clock[0]
+            row.ns_total += time.perf_counter_ns() - begin
         self._leave([step.row for step in steps if step.round.cut])
         return steps
 
@@ -218,7 +227,8 @@ class Session:
     def generation(self, row: int = 0) -> Generation:
         """The result so far; a sequence that has not ended counts as cancelled."""
         r = self._rows[row]
-        return Generation(tuple(r.tokens[len(r.prompt) :]), r.text, self.trace(row))
+        output = sum(past.kept for past in r.rounds)
+        return Generation(tuple(r.tokens[len(r.prompt) :][:output]), r.text, self.trace(row))
 
     def trace(self, row: int = 0) -> Trace:
         """The trace so far, valid at any time."""
@@ -258,10 +268,10 @@ def _branches(r: Round) -> bool:
 
 def _check(model: Model, prompts: Sequence[Sequence[int]], drafter: Drafter | None) -> None:
     """Refuse prompts and drafters that do not fit the model, before it runs."""
-    if not prompts:
+    if len(prompts) == 0:
         raise InputError("at least one prompt", "none", "pass a list of prompts")
     for prompt in prompts:
-        if not prompt:
+        if len(prompt) == 0:
             raise InputError("a prompt of at least one token", "an empty one", "type some text")
         if len(prompt) >= model.context_length:
             raise InputError(

@@ -18,6 +18,12 @@ from specdecode_ref.errors import InputError, NumericalError
 
 Order = Literal["transformers", "vllm"]
 
+_COLDEST = 1e-300
+"""Colder than this, a division by the temperature could overflow; the law is a point mass long before."""
+
+_SMALLEST_MASS = torch.finfo(torch.float64).tiny
+"""Below the normal numbers, u * total could round up to the total."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRule:
@@ -56,7 +62,12 @@ class SamplingRule:
             self.temperature,
             "use 0 for greedy",
         )
-        _require(self.top_k >= 0, "top_k of 0 or more", self.top_k, "use 0 to keep all tokens")
+        _require(
+            isinstance(self.top_k, int) and self.top_k >= 0,
+            "a whole top_k of 0 or more",
+            self.top_k,
+            "use 0 to keep all tokens",
+        )
         _require(0 < self.top_p <= 1, "top_p above 0 and at most 1", self.top_p, "use 1 to keep all tokens")
         _require(0 <= self.min_p <= 1, "min_p from 0 to 1", self.min_p, "use 0 to keep all tokens")
         _require(
@@ -69,14 +80,29 @@ class SamplingRule:
             value = getattr(self, name)
             _require(math.isfinite(value), f"a finite {name}", value, "use 0 for none")
         _require(
-            all(token >= 0 and math.isfinite(bias) for token, bias in self.logit_bias),
-            "logit_bias pairs (token of 0 or more, finite bias)",
+            all(math.isfinite(bias) for _, bias in self.logit_bias),
+            "logit_bias pairs (token, finite bias)",
             self.logit_bias,
             "use bad_words to forbid a token",
         )
         _require(all(self.bad_words), "bad words of at least one token", self.bad_words, "drop the empty ones")
         _require(self.min_new_tokens >= 0, "min_new_tokens of 0 or more", self.min_new_tokens, "use 0 for none")
         _require(self.order in _ORDERS, f"an order out of {', '.join(_ORDERS)}", self.order, "choose one of them")
+        self.require_tokens_below(math.inf)
+
+    def require_tokens_below(self, vocab_size: float) -> None:
+        """Raises InputError where the rule names a token that a vocabulary of that size does not have."""
+        for name, tokens in (
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+            ("bad_words", [token for word in self.bad_words for token in word]),
+            ("eos", self.eos),
+        ):
+            _require(
+                all(0 <= token < vocab_size for token in tokens),
+                f"{name} tokens from 0 to {vocab_size - 1}" if vocab_size < math.inf else f"{name} tokens of 0 or more",
+                tokens,
+                "use the model's own tokens",
+            )
 
 
 def _require(holds: bool, expected: str, came: object, do: str) -> None:
@@ -89,18 +115,20 @@ def law(logits: Tensor, rule: SamplingRule, history: Sequence[int], prompt_lengt
 
     logits: [V], any dtype. history: all tokens before it, the prompt's `prompt_length` first.
 
-    Raises NumericalError where the logits hold NaN or +inf, or the rules leave no token.
+    Raises NumericalError where the logits hold NaN or +inf, or the rules leave no token; InputError where the rule
+    names a token outside the vocabulary.
     """
+    rule.require_tokens_below(len(logits))
     scores = logits.to(torch.float64, copy=True)
+    if not math.isfinite(top := float(scores.max())):
+        raise NumericalError("logits with a finite maximum", top, "check the model's weights")
     for step in _ORDERS[rule.order]:
         scores = step(scores, rule, history, prompt_length)
-    top = scores.max()
-    if not math.isfinite(top):
-        raise NumericalError(
-            "logits with a finite maximum", float(top), "check the model's weights and the sampling rule"
-        )
+    maximum, first = scores.max(-1)  # the first of equal maxima
+    if not math.isfinite(maximum):
+        raise NumericalError("a sampling rule that leaves a token", float(maximum), "forbid fewer, or bias them less")
     if rule.temperature == 0:
-        return point_mass(int(scores.argmax()), scores)
+        return point_mass(int(first), scores)
     return scores.softmax(-1)
 
 
@@ -109,9 +137,9 @@ def pick(law: Tensor, u: float) -> int:
 
     Ascending token order, float64. u is in [0, 1), so a token of mass zero is never picked.
     """
-    cdf = law.cumsum(-1)
+    cdf = law.to(torch.float64).cumsum(-1)
     total = float(cdf[-1])
-    if not 0 < total < math.inf:
+    if not _SMALLEST_MASS <= total < math.inf:
         raise NumericalError("a law with positive, finite mass", total, "check what it was made from")
     return int(torch.searchsorted(cdf, u * total, right=True))
 
@@ -166,12 +194,6 @@ class Laws:
 
 def _bias(scores: Tensor, rule: SamplingRule, history: Sequence[int], prompt_length: int) -> Tensor:
     for token, bias in rule.logit_bias:
-        _require(
-            token < len(scores),
-            f"a logit_bias token below {len(scores)}",
-            token,
-            "use the model's own tokens",
-        )
         scores[token] += bias
     return scores
 
@@ -179,13 +201,13 @@ def _bias(scores: Tensor, rule: SamplingRule, history: Sequence[int], prompt_len
 def _penalties(scores: Tensor, rule: SamplingRule, history: Sequence[int], prompt_length: int) -> Tensor:
     """Repetition (Keskar et al., CTRL, section 4.1), then presence and frequency (OpenAI's published definition)."""
     if rule.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(history)), device=scores.device)
+        seen = torch.tensor(sorted(set(history)), dtype=torch.int64, device=scores.device)
         old = scores[seen]
         scores[seen] = torch.where(old < 0, old * rule.repetition_penalty, old / rule.repetition_penalty)
     output = history[prompt_length:]
     if output and (rule.presence_penalty or rule.frequency_penalty):
         tokens, counts = torch.tensor(output, device=scores.device).unique(return_counts=True)
-        scores[tokens] -= rule.presence_penalty + rule.frequency_penalty * counts
+        scores[tokens] -= rule.presence_penalty + rule.frequency_penalty * counts.to(scores.dtype)
     return scores
 
 
@@ -204,7 +226,7 @@ def _min_new_tokens(scores: Tensor, rule: SamplingRule, history: Sequence[int], 
 
 
 def _temperature(scores: Tensor, rule: SamplingRule, history: Sequence[int], prompt_length: int) -> Tensor:
-    return scores / rule.temperature if rule.temperature not in (0, 1) else scores
+    return scores / max(rule.temperature, _COLDEST) if rule.temperature not in (0, 1) else scores
 
 
 def _top_k(scores: Tensor, rule: SamplingRule, history: Sequence[int], prompt_length: int) -> Tensor:

@@ -27,28 +27,31 @@ class Stream:
         if not all(stop):
             raise InputError("stop strings of at least one character", list(stop), "drop the empty ones")
         self._token_bytes = token_bytes
-        self._stop = [s.encode() for s in stop]
+        try:
+            self._stop = [s.encode() for s in stop]
+        except UnicodeEncodeError as error:
+            raise InputError("stop strings in UTF-8", repr(error.object)[:80], "convert them first") from None
         self._held: list[tuple[bytes, str]] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tag = ""
         self.stopped = False
 
     def push(self, token: int, tag: str = "") -> list[Piece]:
         """Add a token; the text that is now certain. Sets `stopped` when a stop string is complete."""
         self._held.append((self._token_bytes(token), tag))
         held = b"".join(data for data, _ in self._held)
-        ends = [at for at in (held.find(s) for s in self._stop) if at >= 0]
-        if ends:
+        found = [(at + len(s), at) for s in self._stop if (at := held.find(s)) >= 0]
+        if found:
+            # The one complete first, then the longest: as if bytes came one by one, however tokens split them.
             self.stopped = True
-            return self._release(min(ends))
+            return self._release(min(found)[1])
         return self._release(len(held) - self._undecided(held))
 
     def finish(self) -> list[Piece]:
         """What was still held at the end of a generation, unless a stop string ended it."""
         pieces = [] if self.stopped else self._release(sum(len(data) for data, _ in self._held))
-        tail = "" if self.stopped else self._decoder.decode(b"", final=True)
+        tail = self._decoder.decode(b"", final=True)
         return [*pieces, Piece(tail, self._tag)] if tail else pieces
-
-    _tag = ""
 
     def _undecided(self, held: bytes) -> int:
         """Length of the longest end of `held` that begins a stop string."""

@@ -1,8 +1,7 @@
 """The trace `specdec-trace/1`: everything that happened in one generation, as a value.
 
 A trace is what a decode returns, what the app draws and what the metrics count; it is never a log. On disk it is JSONL:
-one header, one line a round, one footer. Reading needs no torch and no tokenizer, and treats a file as hostile until
-every field and every invariant has been checked.
+one header, one line a round, one footer; `trace_file` reads it back.
 
 Levels: 0 counts only; 1 and token ids; 2 and p, q, u of every test; 3 and the largest entries of every law.
 """
@@ -10,15 +9,13 @@ Levels: 0 counts only; 1 and token ids; 2 and p, q, u of every test; 3 and the l
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from specdecode_ref.errors import TraceError
 from specdecode_ref.types import Cut, Draw, Kind, Test, Verdict
@@ -29,13 +26,10 @@ if TYPE_CHECKING:
     from specdecode_ref.sampling import Laws
     from specdecode_ref.tree import DraftTree
 
-SCHEMA = "specdec-trace/1"
-MAX_BYTES, MAX_ROUNDS, MAX_NODES = 20_000_000, 4096, 1024
 TOP_K = 8
+"""Entries of a law that level 3 records."""
 
-_Line = TypeVar("_Line")
-
-_STRICT = {"extra": "forbid", "allow_inf_nan": False}
+_STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,8 @@ class Round:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens this round added to the output (level 1 and up)."""
-        assert self.emitted.token is not None
+        if self.emitted.token is None:
+            raise TraceError("a trace with token ids", "one of level 0", "record it at level 1 or higher")
         return (*(self.nodes.token[i] for i in self.path[1:]), self.emitted.token)[: self.kept]
 
 
@@ -178,13 +173,13 @@ class Trace:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all."""
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with temporary.open("x", encoding="utf-8") as file:
                 file.writelines(self.lines())
             os.replace(temporary, target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
 
 
@@ -196,7 +191,7 @@ def counts(rounds: Iterable[Round]) -> dict[str, int | list[int]]:
     rounds = list(rounds)
     accepted = [min(len(r.path) - 1, r.kept) for r in rounds]
     return {
-        "num_drafts": len(rounds),
+        "num_drafts": sum(len(r.nodes.parent) > 1 for r in rounds),
         "num_draft_tokens": sum(len(r.nodes.parent) - 1 for r in rounds),
         "num_accepted_tokens": sum(accepted),
         "num_accepted_tokens_per_pos": [sum(a > i for a in accepted) for i in range(max(accepted, default=0))],
@@ -267,137 +262,3 @@ def token_ids(header: Header, rounds: Iterable[Round]) -> set[int]:
         for top in r.topk.values():
             ids.update(token for law in (top.p, top.q, top.residual) for token, _ in law or ())
     return ids
-
-
-def read_trace(source: str | os.PathLike[str] | bytes) -> Trace:
-    """Read and check a trace from a path, or from the bytes of an upload.
-
-    Raises TraceError with the line that is wrong.
-    """
-    data = source if isinstance(source, bytes) else _read(Path(source))
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"at most {MAX_BYTES:,} bytes", f"{len(data):,}", "record fewer rounds or a lower level")
-    lines = data.splitlines()
-    if len(lines) < 2:
-        raise TraceError(
-            "a header, rounds and a footer, one JSON object a line", f"{len(lines)} lines", "record it again"
-        )
-    if len(lines) - 2 > MAX_ROUNDS:
-        raise TraceError(f"at most {MAX_ROUNDS} rounds", len(lines) - 2, "record fewer tokens")
-    header = _parse(Header, lines[0], 1)
-    rounds = tuple(_parse(Round, line, number) for number, line in enumerate(lines[1:-1], 2))
-    trace = Trace(header, rounds, _parse(Footer, lines[-1], len(lines)))
-    _check(trace)
-    return trace
-
-
-def json_schema() -> Mapping[str, Any]:
-    """The JSON Schema of one line of a trace file."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Header | Round | Footer).json_schema()
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraceError(f"at most {MAX_BYTES:,} bytes", f"{path.stat().st_size:,}", "record a lower level")
-        return path.read_bytes()
-    except OSError as error:
-        raise TraceError("a trace file that can be read", f"{path}: {error.strerror}", "check the path") from error
-
-
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-def _parse(kind: type[_Line], line: bytes, number: int) -> _Line:
-    from pydantic import ValidationError
-
-    try:
-        parsed: _Line = _adapter(kind).validate_json(line)  # type: ignore[arg-type]
-        return parsed
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the line"
-        raise TraceError(
-            f"a valid {kind.__name__.lower()} on line {number}",
-            f"{where}: {first['msg']}"[:200],
-            "record the trace again, or check that it is whole",
-        ) from error
-
-
-def _check(trace: Trace) -> None:
-    """The invariants of the format; the types are known to be right."""
-    for token, encoded in trace.header.vocab.items():
-        try:
-            base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError):
-            raise TraceError("base64 in vocab", f"token {token}", "record the trace again") from None
-    committed = len(trace.header.prompt)
-    root = trace.header.prompt[-1] if trace.header.prompt else None
-    for number, r in enumerate(trace.rounds):
-        line = number + 2
-        _ensure(r.index == number, line, f"index {number}", r.index)
-        _ensure(r.committed == committed, line, f"committed {committed}", r.committed)
-        _check_nodes(r, line, trace.header.level, root)
-        _check_verdict(r, line, trace.header.level, trace.header.verifier)
-        _ensure(r.cut is None or number == len(trace.rounds) - 1, line, "a cut in the last round only", r.cut)
-        committed += r.kept
-        root = r.tokens[-1] if trace.header.level >= 1 else None
-    if trace.header.level >= 1:
-        missing = (
-            sorted(token_ids(trace.header, trace.rounds) - trace.header.vocab.keys()) if trace.header.vocab else []
-        )
-        _ensure(not missing, 1, "every token id of the file in vocab", f"none for {missing[:5]}")
-    found = counts(trace.rounds)
-    _ensure(trace.footer.metrics == found, len(trace.rounds) + 2, f"metrics {found}", trace.footer.metrics)
-
-
-def _check_nodes(r: Round, line: int, level: int, root: int | None) -> None:
-    n = r.nodes
-    size = len(n.parent)
-    _ensure(1 <= size <= MAX_NODES, line, f"1 to {MAX_NODES} nodes", size)
-    _ensure(n.parent[0] == -1, line, "parent -1 for the root", n.parent[0])
-    for node in range(1, size):
-        _ensure(0 <= n.parent[node] < node, line, f"a parent of node {node} before it", n.parent[node])
-    _ensure(
-        len(n.draw) == size and n.draw[0] is None and None not in n.draw[1:],
-        line,
-        "a draw for each node",
-        n.draw,
-    )
-    columns: Sequence[tuple[str, Sequence[Any], int]] = (("token", n.token, 1), ("q", n.q, 2), ("p", n.p, 2))
-    for name, column, needs in columns:
-        expected = size if level >= needs else 0
-        _ensure(len(column) == expected, line, f"{expected} entries of {name}", len(column))
-    _ensure(all(t >= 0 for t in n.token), line, "token ids of 0 or more", min(n.token, default=0))
-    _ensure(root is None or n.token[0] == root, line, f"the last token {root} as the root", n.token[:1])
-    for value in (*n.q, *n.p):
-        _ensure(value is None or 0 <= value <= 1 + 1e-6, line, "probabilities from 0 to 1", value)
-
-
-def _check_verdict(r: Round, line: int, level: int, verifier: str) -> None:
-    size = len(r.nodes.parent)
-    _ensure(bool(r.path) and r.path[0] == 0, line, "a path from the root", r.path)
-    for above, node in zip(r.path, r.path[1:], strict=False):
-        _ensure(0 < node < size and r.nodes.parent[node] == above, line, "a path along parents", r.path)
-    _ensure(r.cut is None or 1 <= r.cut.kept <= len(r.path), line, f"1 to {len(r.path)} tokens kept", r.cut)
-    _ensure((r.emitted.token is None) == (level < 1), line, "an emitted token from level 1 up", r.emitted.token)
-    for test in r.tests:
-        _ensure(0 < test.node < size, line, f"tests of nodes 1 to {size - 1}", test.node)
-        _ensure(0 <= test.u < 1, line, "coins in [0, 1)", test.u)
-        if verifier in ("chain", "tree"):
-            accepted = test.u * test.q_eff < test.p_eff
-            _ensure(test.accepted == accepted, line, f"accepted = {accepted} at node {test.node}", test.accepted)
-    if level >= 2 and verifier in ("chain", "tree", "match"):
-        passed = tuple(test.node for test in r.tests if test.accepted)
-        _ensure(passed == r.path[1:], line, f"a path of the accepted nodes {passed}", r.path)
-
-
-def _ensure(holds: bool, line: int, expected: str, came: object) -> None:
-    if not holds:
-        raise TraceError(f"{expected} (line {line})", str(came)[:200], "record the trace again")

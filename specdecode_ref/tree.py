@@ -77,9 +77,12 @@ class DraftTree:
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if n == 0 or not n == len(self.parents) == len(self.draws) == len(self.q):
-            raise InputError("tokens, parents, draws and q of one length, the root first", self, "fill all four")
+            sizes = (n, len(self.parents), len(self.draws), len(self.q))
+            raise InputError("tokens, parents, draws and q of one length, the root first", sizes, "fill all four")
         if self.parents[0] != -1 or any(not 0 <= self.parents[i] < i for i in range(1, n)):
             raise InputError("parents before their children, -1 for the root only", self.parents, "reorder the nodes")
+        if min(self.tokens) < 0:
+            raise InputError("token ids of 0 or more", self.tokens, "propose fewer nodes instead of placeholders")
         for node in range(1, n):
             if self.draws[node] != "deterministic" and self.q[self.parents[node]] is None:
                 raise InputError(f"a law q at node {self.parents[node]}", None, "keep the law that was drawn from")

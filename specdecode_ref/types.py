@@ -19,7 +19,7 @@ Kind = Literal["bonus", "residual", "target"]
 """Where a round's last token came from: `p` after an accepted path, the residual after a rejection, or plain `p`."""
 
 Cut = Literal["eos", "stop", "length"]
-"""Why a generation ended."""
+"""Why a generation ended by itself; one that was stopped from outside is "cancelled"."""
 
 
 @dataclass(frozen=True, slots=True)

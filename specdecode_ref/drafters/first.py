@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdecode_ref.coins import Coins
 from specdecode_ref.drafters.base import Drafter, Proposer
+from specdecode_ref.errors import InputError
 from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Context, Verdict
@@ -22,6 +23,8 @@ class First:
     """`First([ngram, model])` looks the text up and asks the model where that finds nothing."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
+        if not drafters:
+            raise InputError("at least one drafter", "none", "name one, or draft nothing with None")
         self.drafters = tuple(drafters)
         self.name = "+".join(d.name for d in self.drafters)
         self.features = tuple(f for d in self.drafters for f in d.features)

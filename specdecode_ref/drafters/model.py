@@ -60,12 +60,14 @@ class ModelProposer:
     def __init__(self, drafter: ModelDrafter, prompt: Sequence[int], rule: SamplingRule) -> None:
         self._drafter, self._rule, self._prompt_length = drafter, rule, len(prompt)
         self.cache = drafter.model.new_cache(1, len(prompt) + 128)
-        if len(prompt) > 1:
+        if 1 < len(prompt) <= drafter.model.context_length:
             drafter.model.prefill([prompt[:-1]], self.cache)
 
     def propose(self, context: Context, coins: Coins) -> DraftTree:
         """See `Proposer.propose`. One draft forward a depth, all its nodes at once; the deepest need none."""
-        widths = self._drafter.branching[: context.room]
+        # The draft model's own context may be the shorter one; the deepest nodes are drawn without being forwarded.
+        room = min(context.room, self._drafter.model.context_length + 1 - context.base)
+        widths = self._drafter.branching[: max(room, 0)]
         if not widths:
             return DraftTree.bare(context.root)
         sketch = _Sketch(context)

@@ -70,10 +70,10 @@ class TableModel:
         positions.scatter_(1, where.slots, where.positions)
         logits = torch.zeros(*tokens.shape, self.vocab_size, dtype=self.dtype, device=self.device)
         for b, row in enumerate(parents):
-            for i in range(len(row)):
-                seen = where.mask[b, i].nonzero()[:, 0]
-                order = positions[b, seen].argsort(stable=True)
-                context = [*[self.vocab_size] * self.order, *held[b, seen[order]].tolist()][-self.order :]
+            slots = list(zip(positions[b].tolist(), held[b].tolist(), strict=True))
+            for i, mask in enumerate(where.mask[b, : len(row)].tolist()):
+                seen = sorted((slot for slot, sees in zip(slots, mask, strict=False) if sees), key=lambda slot: slot[0])
+                context = [*[self.vocab_size] * self.order, *(token for _, token in seen)][-self.order :]
                 logits[b, i] = self.table[tuple(context)] + self.tilt[where.positions[b, i] % len(self.tilt)]
         return Output(logits)
 

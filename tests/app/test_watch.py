@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from specdecode_app import launch, recorded
 
-from specdecode_ref.trace import read_trace
+from specdecode_ref.trace_file import read_trace
 
 PAGE = Path(launch.__file__).parent / "app_pages" / "watch.py"
 

@@ -1,0 +1,5 @@
+"""`python -m specdecode_ref.cli` is `specdecode`."""
+
+from specdecode_ref.cli import main
+
+main()

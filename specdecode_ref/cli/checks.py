@@ -1,0 +1,107 @@
+"""What a command line can get wrong, found before a model is loaded: each check returns the value or raises InputError.
+
+Values that other rooms check themselves (the sampling rule, the seed, the prompt's length) are not checked again here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from specdecode_ref.errors import InputError, UnknownNameError
+
+MOST_NODES = 1024
+"""The largest tree a trace may hold, its root included."""
+
+
+def prompt(text: str, raw: bool) -> str:
+    """The prompt as it goes to the model; "-" reads it from standard input.
+
+    Without `raw` a last newline (what `echo` adds) is dropped, and white space alone counts as empty.
+    """
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError as error:
+            raise InputError("a prompt in UTF-8", str(error), "convert the text first") from None
+        text = text if raw else text.removesuffix("\n")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("a prompt in UTF-8", repr(text)[:80], "convert the text first") from None
+    if not (text if raw else text.strip()):
+        raise InputError("a prompt of at least one character", repr(text)[:80], "type some text")
+    return text
+
+
+def tree(spec: str | None, gamma: int | None) -> tuple[int, ...] | None:
+    """ "3,2,1" as (3, 2, 1): children of every node at each depth. None where no tree was asked for."""
+    if spec is None:
+        return None
+    if gamma is not None:
+        raise InputError("--gamma or --tree", "both", "give the length of a chain or the shape of a tree")
+    parts = spec.split(",")
+    if not all(part.strip().isdecimal() and part.strip().isascii() for part in parts):
+        raise InputError("a tree as children per depth, like 3,2,1", repr(spec)[:80], "use numbers and commas")
+    if len(spec) > 400:
+        raise InputError("a tree of at most 400 characters", f"{len(spec)}", "make it smaller")
+    branching = tuple(int(part) for part in parts)
+    if min(branching) < 1:
+        raise InputError("one child or more at every depth of the tree", repr(spec)[:80], "use numbers from 1 up")
+    nodes = 1 + sum(math.prod(branching[: depth + 1]) for depth in range(len(branching)))
+    if nodes > MOST_NODES:
+        raise InputError(f"a tree of at most {MOST_NODES} nodes", f"{nodes} nodes in {spec!r}"[:80], "make it smaller")
+    return branching
+
+
+def at_least_one(option: str, value: int | None) -> None:
+    """Refuse 0 and less; None means "not given"."""
+    if value is not None and value < 1:
+        raise InputError(f"{option} of 1 or more", value, "raise it")
+
+
+def output_file(path: str | None, option: str) -> Path | None:
+    """Where to write in the end, links followed. Refused now if it could not be written then."""
+    if path is None:
+        return None
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        raise InputError(f"a file to write for {option}", f"{path} (not a regular file)", "choose another name")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise InputError(f"a file to write for {option}", f"{path} (write-protected)", "choose another name")
+    try:
+        tempfile.TemporaryFile(dir=target.parent).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"a writable place for {option}", f"{path} ({reason})", "choose another folder") from None
+    return target
+
+
+def drafter_name(name: str, shape: tuple[int, ...] | None = None) -> str:
+    """A drafter's name, or several joined by +."""
+    from specdecode_ref import drafters
+
+    for part in name.split("+"):
+        if part not in drafters.NAMES:
+            raise UnknownNameError(
+                f"a drafter out of {', '.join(drafters.NAMES)}", repr(part)[:80], "choose one, or join several with +"
+            )
+    if shape is not None and name in ("none", "ngram"):
+        raise InputError("a drafter that samples for a tree", repr(name), "use --gamma, or another drafter")
+    return name
+
+
+def verifier_name(name: str, shape: tuple[int, ...] | None = None) -> str:
+    """A verifier's name, or "auto"; one that judges trees where one was asked for."""
+    from specdecode_ref import verify
+
+    if name == "auto":
+        return name
+    verifier = verify.get(name)
+    if shape is not None and max(shape) > 1 and "tree" not in verifier.shapes:
+        able = ", ".join(v.name for v in verify.VERIFIERS.values() if "tree" in v.shapes)
+        raise InputError("a verifier that judges trees", repr(name), f"use {able}, or a chain")
+    return name

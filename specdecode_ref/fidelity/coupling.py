@@ -1,0 +1,109 @@
+"""Same coins, same tokens; same tokens, same state.
+
+With the verifier `match`, speculative output is token for token that of plain decoding, whatever drafts. And after
+every round the committed state is that of a fresh start on the same tokens: keys, values, positions and the next
+logits. Both are equalities, so one run is a proof for that run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from specdecode_ref.decode import Session
+from specdecode_ref.fidelity.cube import FidelityError
+
+
+def checked_run(session: Any, tolerance: float = 0.0) -> list[tuple[int, ...]]:
+    """Decode to the end; the output of every row. After each round, `check_states`."""
+    for _ in session:
+        check_states(session, tolerance)
+    return [session.generation(row).tokens for row in range(len(session._rows))]
+
+
+def check_states(session: Any, tolerance: float = 0.0) -> None:
+    """Raises FidelityError unless every live row's caches, target's and draft model's, equal a fresh prefill.
+
+    tolerance: the largest difference of keys, values and logits; positions and lengths are exact.
+    """
+    for b, i in enumerate(session._live):
+        row = session._rows[i]
+        committed = row.tokens[:-1]
+        if session._cache.lengths[b] != len(committed):
+            raise FidelityError(f"{len(committed)} cached tokens", session._cache.lengths[b], "look at `commit`")
+        _compare(session._model, session._cache, b, committed, row.tokens[-1], f"target, row {i}", tolerance)
+        for model, cache in _draft_caches(row.proposer):
+            length = cache.lengths[0]
+            _compare(model, cache, 0, row.tokens[:length], row.tokens[-1], f"draft model, row {i}", tolerance)
+
+
+def _compare(model: Any, cache: Any, b: int, tokens: Sequence[int], root: int, whose: str, tolerance: float) -> None:
+    fresh = model.new_cache(1, len(tokens) + 8)
+    if tokens:
+        model.prefill([tokens], fresh)
+    if fresh.lengths[0] != cache.lengths[b]:
+        raise FidelityError(f"a cache of committed tokens ({whose})", cache.lengths[b], "look at `observe`")
+    for number, (plane, other, dim) in enumerate(zip(cache.planes, fresh.planes, cache.slot_dims, strict=True)):
+        held, wanted = (p.narrow(dim - 1, 0, len(tokens)) for p in (plane[b], other[0]))
+        _close(held, wanted, f"plane {number} of the cache ({whose})", tolerance)
+    alone = copy.deepcopy(cache)
+    alone.select([b])
+    alone.rollback()
+    here, there = (model.forward(torch.tensor([[root]]), [[-1]], c).logits[0, 0] for c in (alone, fresh))
+    _close(here, there, f"next logits ({whose})", tolerance)
+
+
+def _close(came: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float) -> None:
+    if not torch.allclose(came.double(), expected.double(), rtol=0, atol=tolerance):
+        difference = float((came.double() - expected.double()).abs().max())
+        raise FidelityError(
+            f"{what} of a fresh prefill", f"a difference of {difference:.3g}", "look at cache and masks"
+        )
+
+
+def _draft_caches(proposer: Any) -> Iterator[tuple[Any, Any]]:
+    """(model, cache) of a proposer and of those it is composed of."""
+    if hasattr(proposer, "cache"):
+        yield proposer._drafter.model, proposer.cache
+    for inner in getattr(proposer, "_proposers", ()):
+        yield from _draft_caches(inner)
+
+
+def check_coupled(
+    model: Any,
+    drafter: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    session: Callable[..., Any] = Session,
+    tolerance: float = 0.0,
+    **settings: Any,
+) -> list[tuple[int, ...]]:
+    """Raises FidelityError unless match verification gives plain decoding's tokens: in a batch, alone, reordered.
+
+    settings: as in `Session`, the verifier excepted. Returns the tokens.
+    """
+    plain = [out.tokens for out in session(model, prompts, **settings).run()]
+    settings |= {"verifier": "match"}
+    together = checked_run(session(model, prompts, drafter, **settings), tolerance)
+    _same(together, plain, "in one batch")
+    for i, prompt in enumerate(prompts):
+        alone = checked_run(session(model, [prompt], drafter, sequences=[i], **settings), tolerance)
+        _same(alone, [plain[i]], f"row {i} alone")
+    order = list(range(len(prompts)))[::-2]
+    some = session(model, [prompts[i] for i in order], drafter, sequences=order, **settings).run()
+    _same([out.tokens for out in some], [plain[i] for i in order], f"rows {order} together")
+    return plain
+
+
+def _same(came: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]], where: str) -> None:
+    for row, (c, e) in enumerate(zip(came, expected, strict=True)):
+        if c != e:
+            at = next((k for k, (x, y) in enumerate(zip(c, e, strict=False)) if x != y), min(len(c), len(e)))
+            raise FidelityError(
+                f"plain decoding's tokens {list(e)} ({where}, row {row})",
+                f"{list(c)}, different from token {at} on",
+                "find the first round that holds this token and compare its logits",
+            )

@@ -1,0 +1,88 @@
+"""The suite's own power: every known bug is caught by its rung, every lossless change passes, copies stay private."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from specdecode_ref.errors import InputError, UnknownNameError
+from specdecode_ref.fidelity import mutants
+from specdecode_ref.fidelity.cube import FidelityError
+from specdecode_ref.fidelity.private import Package, planted
+from specdecode_ref.fidelity.suite import EXACT, LAWS, RUNGS
+
+CATALOGUE = mutants.catalogue()
+BUGS = [name for name, mutant in CATALOGUE.items() if not mutant.lossless]
+LOSSLESS = [name for name, mutant in CATALOGUE.items() if mutant.lossless]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_original_passes(rung: str) -> None:
+    RUNGS[rung](Package())
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_caught_by_its_rung(name: str) -> None:
+    mutant = CATALOGUE[name]
+    assert mutant.rung is not None
+    with mutant.plant() as package, pytest.raises(FidelityError):
+        RUNGS[mutant.rung](package)
+
+
+@pytest.mark.parametrize("name", [name for name in BUGS if CATALOGUE[name].law])
+def test_a_bug_distorts_its_law(name: str) -> None:
+    """The exact distance, by search: a bug that only trips a probe would not be worth a lesson."""
+    mutant = CATALOGUE[name]
+    assert mutant.law is not None
+    with mutant.plant() as package:
+        assert LAWS[mutant.law](package, 0) > 1e-3
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_a_lossless_change_passes(name: str) -> None:
+    mutant = CATALOGUE[name]
+    assert mutant.law is not None
+    with mutant.plant() as package:
+        RUNGS["verifiers"](package)
+        assert LAWS[mutant.law](package, 0) < EXACT
+
+
+def test_the_catalogue_is_whole() -> None:
+    for name, mutant in CATALOGUE.items():
+        assert name == mutant.id and mutant.old != mutant.new
+        assert mutant.lossless == (mutant.rung is None) == name.startswith("E")
+        assert mutant.rung is None or mutant.rung in RUNGS
+        assert mutant.law is None or mutant.law in LAWS
+        assert mutant.title and mutant.seen_in and mutant.story.count(". ") >= 1 and mutant.story.endswith(".")
+
+
+def test_an_unknown_mutant() -> None:
+    with pytest.raises(UnknownNameError, match="M01"):
+        mutants.get("M00")
+
+
+@pytest.mark.parametrize("old", ["no such text", "self"])
+def test_a_patch_that_does_not_apply_once(old: str) -> None:
+    with pytest.raises(InputError, match="renew the patch"), planted("cache.py", old, ""):
+        pass
+
+
+def test_a_copy_is_private() -> None:
+    from specdecode_ref.verify import chain
+
+    with CATALOGUE["M01"].plant() as package:
+        copy = package("verify.chain")
+        assert copy is not chain and copy.verify.__code__.co_code != chain.verify.__code__.co_code
+        assert copy.residual.__module__ == f"{package.name}.sampling"
+        assert package("verify").VERIFIERS["chain"].rule is copy.verify
+        assert package("decode").verify is package("verify")
+        assert Package()("verify.chain") is chain
+    assert not [name for name in sys.modules if name.startswith(package.name)]
+    with pytest.raises(ImportError):
+        package("verify.chain")
+
+
+def test_a_copy_without_a_change_passes() -> None:
+    with planted("verify/chain.py", "u * q_x < p_x", "(u * q_x < p_x)") as package:
+        RUNGS["verifiers"](package)
