@@ -16,7 +16,8 @@ from specdecode_app.live import Run
 from specdecode_app.views import replay as views
 
 from specdecode_ref.errors import TraceError
-from specdecode_ref.trace import MAX_BYTES, Trace, read_trace
+from specdecode_ref.trace import Trace
+from specdecode_ref.trace_file import MAX_BYTES, read_trace
 
 POLL_SECONDS, LOAD_POLL_SECONDS = 0.3, 1.0
 OVERLAP = 48

@@ -73,9 +73,10 @@ def text_of(raw: bytes) -> str:
 def summary(trace: Trace) -> str:
     """One line: what ran, and how well the guesses did."""
     counts = trace.footer.metrics
-    rounds, drafted, accepted, emitted = (
+    rounds = len(trace.rounds)
+    drafted, accepted, emitted = (
         int(counts[name])  # type: ignore[arg-type]
-        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
+        for name in ("num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
     )
     rate = f"{accepted} of {drafted} draft tokens accepted" if drafted else "nothing drafted"
     tau = f"{emitted / rounds:.2f} tokens a round (tau)" if rounds else "no round"
