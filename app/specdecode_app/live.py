@@ -7,6 +7,7 @@ the page is drawn first.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from typing import Any
 from specdecode_app.views.replay import mentioned
 from specdecode_ref.errors import SpecDecodeError
 from specdecode_ref.trace import Header, Round, Trace
+
+
+_TURN = threading.Lock()
+"""Runs take turns, a round each. One round keeps every core busy; several at once would slow each other many times."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,13 @@ class Run:
         session, texts = open_session(loaded, self.settings)
         header = session.trace(0).header
         self._events.put((header, texts(header.prompt)))
-        if not self._stop.is_set():
-            for step in session:
-                self._events.put((step.round, texts(mentioned(step.round))))
-                if self._stop.is_set():
-                    break
+        steps = iter(session)
+        while not self._stop.is_set():
+            with _TURN:
+                step = next(steps, None)
+            if step is None:
+                break
+            self._events.put((step.round, texts(mentioned(step.round))))
+            time.sleep(0.001)  # a run that waits gets its turn
         trace: Trace = session.trace(0)
         return trace

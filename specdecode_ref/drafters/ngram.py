@@ -22,11 +22,14 @@ from specdecode_ref.types import Context, Verdict
 
 @dataclass(frozen=True)
 class NGram:
-    """Looks for the last `longest` .. `shortest` tokens earlier in the text and proposes the `gamma` that followed."""
+    """Looks for the last `longest` .. `shortest` tokens earlier in the text and proposes the `gamma` that followed.
 
-    gamma: int = 8
-    longest: int = 3
-    shortest: int = 1
+    A single token recurs everywhere and says little about what follows, so by default a match needs two.
+    """
+
+    gamma: int = 6
+    longest: int = 4
+    shortest: int = 2
     name: ClassVar[str] = "ngram"
     vocab_size: ClassVar[int | None] = None
     features: ClassVar[tuple[int, ...]] = ()

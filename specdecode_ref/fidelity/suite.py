@@ -134,8 +134,8 @@ LAWS: Mapping[str, Callable[[Package, int], float]] = {
         )
         for name in DRAFTERS
     },
-    "chain, all rules": lambda package, seed: distance(
-        setup("chain", RULES["presence"], package=package, seed=seed), search=True
+    "chain, frequency penalty": lambda package, seed: distance(
+        setup("chain", RULES["frequency"], package=package, seed=seed), search=True
     ),
 }
 """Total variation by (package, seed of the table models), exact for wrong programs too."""
@@ -152,7 +152,7 @@ def generations(package: Package) -> None:
     """The real loop has the target's law: chain, n-gram, trees; with EOS, a length limit, and penalties."""
     for drafter, rule, new_tokens in (
         ("ngram", "plain", 3),
-        ("chain", "presence", 3),
+        ("chain", "frequency", 3),
         ("chain", "plain", 3),
         ("siblings with replacement", "plain", 2),
         ("siblings without replacement", "plain", 2),
@@ -169,7 +169,7 @@ def _demand(distance: float, expected: str) -> None:
 def states(package: Package) -> None:
     """Same coins, same tokens, same state: chain and trees, on a table model and on a small transformer."""
     make, session = package("models.table").TableModel.random, package("decode").Session
-    rule = package("sampling").SamplingRule(eos=(4,), frequency_penalty=0.3)
+    rule = package("sampling").SamplingRule(eos=(4,), frequency_penalty=0.8)
     target, draft = make(5, seed=0), make(5, seed=0, scale=1.2)
     prompts = [(0, 1, 2, 0, 1), (3,), (1, 2), (2, 3, 2, 3, 2)]
     for seed, name in enumerate(DRAFTERS):
