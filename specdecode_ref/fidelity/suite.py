@@ -59,7 +59,8 @@ COMBINED: Mapping[str, Mapping[str, Any]] = {
 
 DRAFTERS: Mapping[str, Callable[[Package, Any], Any]] = {
     "chain": lambda package, q: package("drafters.model").ModelDrafter(q, (1, 1)),
-    "ngram": lambda package, q: package("drafters.ngram").NGram(2),
+    "single": lambda package, q: package("drafters.model").ModelDrafter(q, (1,)),
+    "ngram": lambda package, q: package("drafters.ngram").NGram(2, 3, 1),
     "hybrid": lambda package, q: package("drafters.first").First(
         [package("drafters.ngram").NGram(2, 2, 2), package("drafters.model").ModelDrafter(q, (1, 1))]
     ),
@@ -130,7 +131,7 @@ LAWS: Mapping[str, Callable[[Package, int], float]] = {
     "next tokens, tree": lambda package, seed: next_tokens("tree", SIBLINGS, package=package, seed=seed, search=True),
     **{
         name: lambda package, seed, name=name: distance(  # type: ignore[misc]
-            setup(name, package=package, seed=seed), search=True
+            setup(name, package=package, seed=seed, new_tokens=4 if name == "single" else 3), search=True
         )
         for name in DRAFTERS
     },

@@ -2,8 +2,8 @@
 
 Decoding reads every weight once a step, so on a CPU the bytes of the weights are the speed. Where the x86 kernels of
 FBGEMM are built in, a weight that float16 can hold is kept in float16 and multiplied in float32. All products of a
-step of the default model, for 1 and for 8 rows, on two Zen 3 cores: 39 and 68 ms in float32, 16 and 120 ms in bfloat16
-(there is no bfloat16 arithmetic before AVX-512), 15 and 29 ms so.
+step of the default model, for 1 and for 8 rows, on two idle Zen 3 cores: 42 and 91 ms in float32, 18 and 126 ms in
+bfloat16 (there is no bfloat16 arithmetic before AVX-512), 17 and 29 ms so.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PROMPTS = [(0, 1, 2, 0, 1, 2), (3,), (1, 4, 1, 4), (2, 2, 2)]
 
 WITH, WITHOUT = "with_replacement", "without_replacement"
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
-    "ngram": lambda q: NGram(4),
+    "ngram": lambda q: NGram(4, 3, 1),
     "chain": lambda q: ModelDrafter(q, (1, 1, 1, 1)),
     "tree, with": lambda q: ModelDrafter(q, (3, 2, 1), WITH),
     "tree, without": lambda q: ModelDrafter(q, (3, 2, 1), WITHOUT),
@@ -114,7 +114,7 @@ def test_a_cancelled_row_leaves_the_others_alone() -> None:
 
 SMALL = transformer()
 TRANSFORMER_DRAFTERS: dict[str, Callable[[], Any]] = {
-    "ngram": lambda: NGram(4),
+    "ngram": lambda: NGram(4, 3, 1),
     "early-exit chain": lambda: early_exit(SMALL, (1, 1, 1), 2),
     "early-exit tree": lambda: early_exit(SMALL, (3, 2), 2),
     "model tree": lambda: ModelDrafter(transformer(seed=1), (2, 2), WITH),
@@ -171,7 +171,7 @@ def test_other_tokens_are_seen() -> None:
         return Session(model if drafter else other, prompts, drafter, **settings)
 
     with pytest.raises(FidelityError, match="different from token"):
-        check_coupled(TARGET, NGram(4), PROMPTS, session=session, max_new_tokens=10)
+        check_coupled(TARGET, NGram(4, 3, 1), PROMPTS, session=session, max_new_tokens=10)
 
 
 def test_the_last_token_is_the_root_and_not_cached() -> None:
