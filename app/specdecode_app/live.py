@@ -18,7 +18,6 @@ from specdecode_app.views.replay import mentioned
 from specdecode_ref.errors import SpecDecodeError
 from specdecode_ref.trace import Header, Round, Trace
 
-
 _TURN = threading.Lock()
 """Runs take turns, a round each. One round keeps every core busy; several at once would slow each other many times."""
 
