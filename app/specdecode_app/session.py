@@ -50,7 +50,7 @@ def open_session(loaded: Any, settings: Settings) -> tuple[Session, Texts]:
     drafter = build(
         settings.drafter,
         loaded.model,
-        gamma=settings.gamma,
+        gamma=None if settings.tree else settings.gamma,
         tree=settings.tree or None,
         exit_layer=settings.exit_layer if exits else None,
     )
