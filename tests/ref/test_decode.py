@@ -442,7 +442,7 @@ def test_the_header_says_which_rule_judged() -> None:
         ([[1]], {"rule": SamplingRule(bad_words=((1, V),))}, InputError),
         ([[1]], {"drafter": ModelDrafter(TableModel.random(V + 1))}, InputError),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_bad_input_is_refused_before_the_model_runs(
     prompts: Any, settings: dict[str, Any], error: type[Exception], monkeypatch: pytest.MonkeyPatch
