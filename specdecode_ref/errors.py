@@ -6,6 +6,7 @@
     ├── NotApplicableError    a verifier was given a draft outside its premises
     ├── ModelError            weights that cannot be found, read or verified in a tree
     ├── NumericalError        logits or laws that are not a distribution (NaN, no mass left)
+    ├── FidelityError         a law, a state or a breakpoint is not what theory says
     └── TraceError            a trace file that is not a valid `specdec-trace/1`
 
 Asserts elsewhere guard the package's own invariants; whatever a user can get wrong ends here.
@@ -17,7 +18,7 @@ class SpecDecodeError(Exception):
 
     def __init__(self, expected: str, came: object, do: str) -> None:
         self.expected, self.came, self.do = expected, came, do
-        super().__init__(f"expected {expected}; got {came}; {do}")
+        super().__init__(" ".join(f"expected {expected}; got {came}; {do}".split()))
 
 
 class InputError(SpecDecodeError, ValueError):
@@ -38,6 +39,10 @@ class ModelError(SpecDecodeError):
 
 class NumericalError(SpecDecodeError):
     """A row that is not a distribution: NaN, or no probability left."""
+
+
+class FidelityError(SpecDecodeError):
+    """A law, a state or a breakpoint is not what theory says it is."""
 
 
 class TraceError(SpecDecodeError):

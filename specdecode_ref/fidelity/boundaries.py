@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdecode_ref.fidelity.cube import FidelityError
+from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.private import Package
 
 LAST = 1 - 2.0**-53

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from specdecode_ref.decode import Session
-from specdecode_ref.fidelity.cube import FidelityError
+from specdecode_ref.errors import FidelityError
 
 
 def checked_run(session: Any, tolerance: float = 0.0) -> list[tuple[int, ...]]:

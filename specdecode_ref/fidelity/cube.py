@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from specdecode_ref.errors import SpecDecodeError
+from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.edges import Edges, cdf_edges
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Verdict
@@ -29,10 +29,6 @@ INSIDE = 1e-14
 
 Key = Any
 """The name of a coin; anything hashable."""
-
-
-class FidelityError(SpecDecodeError):
-    """A law, a state or a breakpoint is not what theory says it is."""
 
 
 class Reader:

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from specdecode_ref.decode import Session
-from specdecode_ref.fidelity.cube import FidelityError, Lazy, Reader, Result, claims, explore, steps
+from specdecode_ref.errors import FidelityError
+from specdecode_ref.fidelity.cube import Lazy, Reader, Result, claims, explore, steps
 from specdecode_ref.fidelity.edges import Edges
 from specdecode_ref.fidelity.laws import Law, Next, definition, sequences
 from specdecode_ref.sampling import SamplingRule

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity import boundaries
 from specdecode_ref.fidelity.coupling import check_coupled, checked_run
-from specdecode_ref.fidelity.cube import FidelityError
 from specdecode_ref.fidelity.laws import definition, drafts, emitted, sequences, tv
 from specdecode_ref.fidelity.loop import Setup, generated
 from specdecode_ref.fidelity.private import Package

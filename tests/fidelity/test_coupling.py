@@ -13,8 +13,8 @@ from specdecode_ref.drafters import early_exit
 from specdecode_ref.drafters.first import First
 from specdecode_ref.drafters.model import ModelDrafter
 from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.coupling import check_coupled, check_states, checked_run
-from specdecode_ref.fidelity.cube import FidelityError
 from specdecode_ref.fidelity.suite import COMBINED, NEARLY, RULES, transformer
 from specdecode_ref.models.table import TableModel
 from specdecode_ref.sampling import SamplingRule

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from specdecode_ref import verify
-from specdecode_ref.fidelity.cube import FidelityError, Lazy, Reader, Result, explore, verdicts
+from specdecode_ref.errors import FidelityError
+from specdecode_ref.fidelity.cube import Lazy, Reader, Result, explore, verdicts
 from specdecode_ref.fidelity.laws import Next, drafts, emitted, sequences, tv
 from specdecode_ref.sampling import point_mass
 from specdecode_ref.tree import DraftTree

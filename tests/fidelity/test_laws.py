@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdecode_ref.drafters.ngram import NGram
-from specdecode_ref.fidelity.cube import FidelityError
+from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.laws import definition, sequences, tv
 from specdecode_ref.fidelity.loop import generated
 from specdecode_ref.fidelity.suite import COMBINED, EXACT, RULES, setup

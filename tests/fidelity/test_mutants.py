@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from specdecode_ref.errors import InputError, UnknownNameError
+from specdecode_ref.errors import FidelityError, InputError, UnknownNameError
 from specdecode_ref.fidelity import mutants
-from specdecode_ref.fidelity.cube import FidelityError
 from specdecode_ref.fidelity.loop import generated
 from specdecode_ref.fidelity.private import Package, planted
 from specdecode_ref.fidelity.suite import EXACT, LAWS, RUNGS, setup

@@ -32,7 +32,7 @@ RULE = SamplingRule(temperature=0.9, repetition_penalty=1.1, frequency_penalty=0
 
 DRAFTERS: dict[str, Any] = {
     "plain": None,
-    "ngram": NGram(gamma=4, longest=2),
+    "ngram": NGram(gamma=4, longest=2, shortest=1),
     "chain": ModelDrafter(NEAR, (1, 1, 1, 1)),
     "the target": ModelDrafter(TARGET, (1, 1, 1, 1)),
     "tree": ModelDrafter(NEAR, (3, 2, 1)),

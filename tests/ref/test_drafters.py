@@ -73,8 +73,16 @@ def test_ngram_is_a_brute_force_search(seed: int) -> None:
 
 def test_the_longest_match_wins_and_of_those_the_latest() -> None:
     text = [1, 2, 7, 0, 2, 8, 0, 1, 2, 9, 0, 2, 4, 1, 2]
-    assert NGram(gamma=2, longest=2).start(text, RULE).propose(Context(text, 1, 9), recorder()).tokens == (2, 9, 0)
-    assert NGram(gamma=2, longest=1).start(text, RULE).propose(Context(text, 1, 9), recorder()).tokens == (2, 4, 1)
+    assert NGram(gamma=2, longest=2, shortest=1).start(text, RULE).propose(Context(text, 1, 9), recorder()).tokens == (
+        2,
+        9,
+        0,
+    )
+    assert NGram(gamma=2, longest=1, shortest=1).start(text, RULE).propose(Context(text, 1, 9), recorder()).tokens == (
+        2,
+        4,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,12 @@ def test_no_more_draws_than_there_are_tokens(rule: SamplingRule, support: int) -
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 50])
 def test_a_draft_is_no_deeper_than_there_is_room(room: int) -> None:
     context = Context([1, 2, 3, 1, 2], 5, room)
-    for some in (NGram(gamma=3), drafter((1, 1, 1)), drafter((2, 2, 2)), First([NGram(gamma=3), drafter()])):
+    for some in (
+        NGram(gamma=3, shortest=1),
+        drafter((1, 1, 1)),
+        drafter((2, 2, 2)),
+        First([NGram(gamma=3, shortest=1), drafter()]),
+    ):
         tree = some.start(context.tokens, RULE).propose(context, recorder())
         assert tree.depth == min(room, 3)
         assert tree.tokens[0] == context.root
