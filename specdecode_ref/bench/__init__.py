@@ -64,6 +64,8 @@ def read_prompts(paths: Sequence[str]) -> list[Prompt]:
     """The prompts of JSONL files: `id`, `category`, and `turns`, whose first one is taken. Raises InputError."""
     prompts: list[Prompt] = []
     for path in paths:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError("a prompts file that can be read", f"{path} (not a regular file)", "check the path")
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -60,14 +60,20 @@ def tree(spec: str | None, gamma: int | None) -> tuple[int, ...] | None:
 def at_least_one(option: str, value: int | None) -> None:
     """Refuse 0 and less; None means "not given"."""
     if value is not None and value < 1:
-        raise InputError(f"{option} of 1 or more", value, "raise it")
+        raise InputError(f"{option} of 1 or more", value, "give a larger number")
 
 
 def output_file(path: str | None, option: str) -> Path | None:
     """Where to write in the end, links followed. Refused now if it could not be written then."""
     if path is None:
         return None
-    target = Path(path).resolve()
+    try:
+        target = Path(path).resolve()
+        target.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"a file to write for {option}", f"{path[:80]} ({error})"[:200], "choose another name"
+        ) from None
     if target.exists() and not target.is_file():
         raise InputError(f"a file to write for {option}", f"{path} (not a regular file)", "choose another name")
     if target.exists() and not os.access(target, os.W_OK):

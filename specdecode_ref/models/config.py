@@ -16,6 +16,11 @@ from torch import Tensor
 
 from specdecode_ref.errors import ModelError
 
+
+class NotInHouse(ModelError):
+    """A sound configuration of a model that the in-house transformer does not compute: the adapter's to try."""
+
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """The values of `model_type` that the in-house model computes; the adapter in `hf.py` takes the others."""
 
@@ -70,17 +75,24 @@ class TransformerConfig:
         """From a `config.json` in Hugging Face's names. Raises ModelError for what this model does not compute."""
         family = config.get("model_type")
         if family not in FAMILIES:
-            raise ModelError(f"a model of type {', '.join(FAMILIES)}", repr(family), "use the Hugging Face adapter")
+            raise NotInHouse(f"a model of type {', '.join(FAMILIES)}", repr(family), "use the Hugging Face adapter")
         try:
-            return cls._read(family, config)
+            found = cls._read(family, config)
+            found.rope.inverse_frequencies(found.head_dim)
         except KeyError as error:
             raise ModelError(f"{error} in config.json", "no such entry", "fetch the model's own config.json") from error
+        except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise ModelError("numbers that fit together in config.json", error, "fetch the model's own one") from error
+        sizes = (found.vocab_size, found.context_length, found.hidden, found.intermediate, found.layers, found.head_dim)
+        if min(sizes) < 1 or not 1 <= found.kv_heads <= found.heads or found.heads % found.kv_heads:
+            raise ModelError("sizes of 1 or more in config.json, heads a multiple of kv_heads", found, "fetch it again")
+        return found
 
     @classmethod
     def _read(cls, family: str, config: Mapping[str, Any]) -> TransformerConfig:
         activation = config.get("hidden_act", "silu")
         if activation != "silu":
-            raise ModelError("hidden_act 'silu'", repr(activation), "use the Hugging Face adapter")
+            raise NotInHouse("hidden_act 'silu'", repr(activation), "use the Hugging Face adapter")
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         return cls(
             family=family,
@@ -105,9 +117,9 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError("rope_type default, linear or llama3", repr(kind), "use the Hugging Face adapter")
+        raise NotInHouse("rope_type default, linear or llama3", repr(kind), "use the Hugging Face adapter")
     if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ModelError("rotary embedding over the whole head", "a partial one", "use the Hugging Face adapter")
+        raise NotInHouse("rotary embedding over the whole head", "a partial one", "use the Hugging Face adapter")
     theta = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
     return Rope(float(theta), kind, scaling)
 

@@ -55,8 +55,8 @@ class HuggingFaceModel:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError, AttributeError) as error:
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        except Exception as error:  # its checks of a configuration raise whatever they stumble over
+            why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             raise ModelError(f"a causal language model in {folder}", why, "check its files") from error
         finally:
             if not quiet:

@@ -26,7 +26,10 @@ MANIFEST = "manifest.json"
 def cache_folder() -> Path:
     """Where converted models live: `SPECDECODE_CACHE`, else ~/.cache/specdecode-ref."""
     chosen = os.environ.get("SPECDECODE_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "specdecode-ref"
+    try:
+        return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "specdecode-ref"
+    except RuntimeError as error:
+        raise ModelError("a cache folder", f"{chosen or '~'} ({error})", "set SPECDECODE_CACHE to a folder") from error
 
 
 def converted(source: Path, name: str, convert: Callable[[Path, Path], None]) -> tuple[Path, str]:
@@ -61,7 +64,7 @@ def is_whole(folder: Path) -> bool:
     """
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
-        return all(_same(folder / name, note) for name, note in files.items())
+        return len(files) > 0 and all(_same(folder / name, note) for name, note in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

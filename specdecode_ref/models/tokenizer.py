@@ -119,8 +119,11 @@ class Tokenizer:
                 bos_token="" if self.bos_id is None else token(self.bos_id),
                 eos_token=token(min(self.eos_ids)) if self.eos_ids else "",
             )
-        except TemplateError as error:
-            raise InputError("messages that the model's chat template takes", error, "change the messages") from error
+        except Exception as error:  # a template is a program of the model's: it may fail in any way
+            do = "give the prompt raw, or mend the template"
+            raise InputError(
+                "a chat template that takes this prompt", f"{type(error).__name__}: {error}", do
+            ) from error
 
     @cached_property
     def hash(self) -> str:
@@ -172,7 +175,10 @@ def _eos(backend: Any, folder: Path, settings: Mapping[str, Any]) -> list[int]:
     for name in ("generation_config.json", "config.json"):
         value = _json(folder / name).get("eos_token_id")
         if value is not None:
-            return list(value) if isinstance(value, list) else [value]
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(i) is int and i >= 0 for i in ids):
+                raise ModelError(f"eos_token_id as token ids in {folder / name}", repr(value)[:80], "fetch it again")
+            return ids
     token = _id(backend, settings.get("eos_token"))
     return [] if token is None else [token]
 
@@ -181,8 +187,13 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own in newer folders, else in tokenizer_config.json, maybe one of several."""
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        try:
+            return own.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelError(f"UTF-8 in {own}", error, "fetch it again") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        template = {e.get("name"): e.get("template") for e in template if isinstance(e, dict)}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise ModelError(f"a chat template in {folder}", type(template).__name__, "fetch tokenizer_config.json again")
     return template

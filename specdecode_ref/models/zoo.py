@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdecode_ref.errors import InputError, ModelError, UnknownNameError
 from specdecode_ref.models.base import Model
-from specdecode_ref.models.config import TransformerConfig
+from specdecode_ref.models.config import NotInHouse, TransformerConfig
 from specdecode_ref.models.store import converted
 from specdecode_ref.models.tokenizer import Tokenizer
 from specdecode_ref.models.transformer import Transformer
@@ -69,6 +69,8 @@ def load(name: str = DEFAULT, dtype: str = "auto", device: str = "auto") -> Load
         return _load_folder(path, path.name, "local", str(path), number, place)
     if path is not None:
         return _load_file(path, number, place)
+    if name.endswith((".gguf", ".safetensors")):
+        raise ModelError("a file that exists", name, "check the path")
     if _is_hub_name(name):
         folder = _fetch(name)
         return _load_folder(folder, name, folder.name, f"model hub, {folder}", number, place)
@@ -150,7 +152,11 @@ def _weight_files(folder: Path) -> list[Path]:
     """The safetensors of a folder, whole or in shards. Pickled weights are refused, never opened."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+        places = read_json(index).get("weight_map")
+        named = list(places.values()) if isinstance(places, dict) else []
+        if not all(isinstance(shard, str) and Path(shard).name == shard for shard in named):
+            raise ModelError(f"names of files beside it in {index}", "something else", "fetch it again")
+        shards = sorted(set(named))
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing or not shards:
             raise ModelError(f"every shard that {index} names", f"{missing or 'none'} missing", "fetch them again")
@@ -168,7 +174,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"JSON in {path}", f"{type(error).__name__}: {error}", "fetch it again") from error
+        came = "no such file" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+        raise ModelError(f"JSON in {path}", came, "fetch it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"a JSON object in {path}", type(value).__name__, "fetch it again")
     return value
@@ -196,7 +203,7 @@ def _load_folder(
     tokenizer = Tokenizer.from_folder(folder)
     try:
         TransformerConfig.read(config)
-    except ModelError as error:
+    except NotInHouse as error:
         if importlib.util.find_spec("transformers") is None:
             do = f"install transformers (pip install 'specdecode-ref[hf]') to run it: {error.do}"
             raise ModelError(error.expected, error.came, do) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 from specdecode_ref.decode import autoregressive
 from specdecode_ref.models import zoo
 from specdecode_ref.models.table import TableModel
+from tests.ref.conftest import CONFIG
 
 CommandLine = Callable[..., tuple[int, str, str]]
 
@@ -296,3 +299,54 @@ def test_the_real_program(arguments: list[str]) -> None:
     run = subprocess.run([sys.executable, "-m", "specdecode_ref.cli", *arguments], capture_output=True, text=True)
     refused((run.returncode, run.stdout, run.stderr), "")
     assert "Traceback" not in run.stderr
+
+
+DAMAGED = [
+    *(
+        pytest.param("config.json", {**CONFIG, **change}, id="-".join(f"{k}={str(v)[:20]}" for k, v in change.items()))
+        for change in (
+            {"num_attention_heads": 0},
+            {"num_attention_heads": 3},
+            {"num_hidden_layers": -1},
+            {"rope_scaling": {"rope_type": "llama3"}},
+            {"rope_theta": "abc"},
+            {"rope_parameters": [1]},
+            {"model_type": ["llama"]},
+            {"vocab_size": None},
+            {"eos_token_id": "x"},
+        )
+    ),
+    *(
+        pytest.param("model.safetensors.index.json", {"weight_map": places}, id=f"index-{number}")
+        for number, places in enumerate((["a"], {"a": 3}, {"a": ["x"]}, {"a": "../other/model.safetensors"}, {}))
+    ),
+    *(
+        pytest.param("tokenizer_config.json", {"eos_token": "<|end|>", "chat_template": template}, id=f"template-{n}")
+        for n, template in enumerate(("{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ range(9999999999) }}", [1], 5))
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "content"), DAMAGED)
+def test_a_damaged_model_folder(
+    specdecode: CommandLine, tiny: str, tmp_path: Path, file: str, content: dict[str, object]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    (folder / file).write_text(json.dumps(content))
+    refused(specdecode("generate", "x", "--model", str(folder)), "expected")
+
+
+def test_what_is_not_a_regular_file_is_not_read(specdecode: CommandLine, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", str(pipe)):
+        refused(specdecode("trace", "validate", path), "not a regular file")
+        refused(specdecode("bench", "--prompts", path), "not a regular file")
+
+
+def test_a_trace_file_whose_name_cannot_be(specdecode: CommandLine, tiny: str, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for path in (tmp_path / ("x" * 300), loop):
+        refused(specdecode("generate", "x", "--model", tiny, "--trace", str(path)), "--trace")

@@ -409,3 +409,23 @@ def test_reading_needs_no_torch(tmp_path: Path, valid: bytes) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     trace = read_trace(valid)
     assert done.stderr == "" and done.stdout.split() == [str(len(trace.rounds)), str(trace.tokens[0])]
+
+
+@pytest.mark.parametrize("column", ["q", "p"])
+def test_columns_that_contradict_the_tests(column: str) -> None:
+    lines = lines_of(as_bytes(generation("tree", seed=3).trace))
+    first = next(line for line in lines[1:-1] if line["tests"])
+    first["nodes"][column][first["tests"][0]["node"]] *= 0.5
+    assert "as in its test" in str(refused(packed(lines)))
+
+
+@pytest.mark.parametrize("change", [{"seed": 10**400}, {"max_new_tokens": -5}, {"sequence": -1}])
+def test_numbers_of_the_header_are_bounded(change: dict[str, int]) -> None:
+    lines = lines_of(as_bytes(generation("tree", seed=3).trace))
+    refused(packed([{**lines[0], **change}, *lines[1:]]))
+
+
+def test_nanoseconds_are_bounded() -> None:
+    lines = lines_of(as_bytes(generation("tree", seed=3).trace))
+    lines[1]["ns"]["draft"] = 10**400
+    assert "ns and kv" in str(refused(packed(lines)))
