@@ -90,7 +90,7 @@ def imports(name: str, modules: dict[str, str]) -> Iterator[Import]:
 
 
 def room(module: str) -> str:
-    """The file or folder right below `specdecode_ref` (`cli_screen` counts as `cli`); empty for the package."""
+    """The file or folder right below `specdecode_ref` (`trace_file` counts as `trace`); empty for the package."""
     name = module.split(".")[1] if "." in module else ""
     stem = name.partition("_")[0]
     return stem if stem in ORDER else name
