@@ -120,7 +120,7 @@ def _check(trace: Trace) -> None:
         committed += r.kept
         root = r.tokens[-1] if trace.header.level >= 1 else None
     ids = token_ids(trace.header, trace.rounds)
-    _ensure(0 <= min(ids) and max(ids) < 2**31, 1, "token ids from 0 to 2^31 in the whole file", "another")
+    _ensure(min(ids) >= 0 and max(ids) < 2**31, 1, "token ids from 0 to 2^31 in the whole file", "another")
     if trace.header.level >= 1 and trace.header.vocab:
         missing = sorted(ids - trace.header.vocab.keys())
         _ensure(not missing, 1, "every token id of the file in vocab", f"none for {missing[:5]}")
