@@ -34,7 +34,7 @@ LEVELS = (
 ORDER = tuple(room for level in LEVELS for room in level)
 
 INSIDE = {
-    "verify": ("match", "chain", "block", "tree"),
+    "verify": ("match", "chain", "tree", "block", "traversal", "kseq", "onehot", "typical", "relaxed", "lenient"),
     "models": ("base", "table", "transformer", "hf", "zoo"),
     "drafters": ("base", "ngram", "model", "heads", "eagle"),
 }
