@@ -152,7 +152,10 @@ def point_mass(token: int, like: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm(max(p - q, 0)) [V]: what is left to emit after a rejection; `p` itself where rounding leaves no mass."""
+    """norm(max(p - q, 0)) [V]: what is left to emit after a rejection; `p` itself where rounding leaves no mass.
+
+    Raises NumericalError where either holds NaN.
+    """
     return _normalised((p - q).clamp_(min=0), otherwise=p)
 
 
@@ -167,6 +170,8 @@ def without(law: Tensor, tokens: Sequence[int]) -> Tensor:
 
 def _normalised(mass: Tensor, otherwise: Tensor) -> Tensor:
     total = float(mass.sum())
+    if math.isnan(total):
+        raise NumericalError("laws without NaN", total, "check what p and q were made from")
     return mass / total if total > 0 else otherwise
 
 

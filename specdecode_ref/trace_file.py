@@ -175,24 +175,48 @@ def _check_verdict(r: Round, line: int, level: int, verifier: str) -> None:
     for test in r.tests:
         _ensure(0 < test.node < size, line, f"tests of nodes 1 to {size - 1}", test.node)
         _ensure(0 <= test.u < 1, line, "coins in [0, 1)", test.u)
-        if verifier in ("chain", "tree"):
+        if verifier != "match":
             accepted = test.u * test.q_eff < test.p_eff
             _ensure(test.accepted == accepted, line, f"accepted = {accepted} at node {test.node}", test.accepted)
     below = children(r.nodes.parent)
-    for test in r.tests:
-        if test.node == below[r.nodes.parent[test.node]][0]:  # nothing was rejected before it: its laws are the nodes'
-            column = (r.nodes.q[test.node], r.nodes.p[test.node])
-            _ensure(column == (test.q_eff, test.p_eff), line, f"q and p of node {test.node} as in its test", column)
-    if verifier in ("chain", "tree"):
+    if verifier in ("chain", "tree", "match"):
+        _check_columns(r, line, below)
+    if verifier in (*_TOP_DOWN - {"match"}, *_BOTTOM_UP):
         kind = "residual" if below[r.path[-1]] else "bonus" if len(r.path) > 1 else "target"
         _ensure(r.emitted.kind == kind, line, f"an emitted token of the kind '{kind}'", r.emitted.kind)
-    if level >= 2 and verifier in ("chain", "tree", "match"):
-        taken = (*r.path[1:], size)
+    if level >= 2:
+        _check_path(r, line, verifier, below)
+
+
+_TOP_DOWN = frozenset({"chain", "tree", "match", "kseq", "onehot", "lenient"})
+"""Verifiers that test siblings in order and go on below the one that passed."""
+
+_BOTTOM_UP = frozenset({"block", "traversal"})
+"""Verifiers that test the end of a path first; the one test that passes, if any, is the last."""
+
+
+def _check_columns(r: Round, line: int, below: Sequence[Sequence[int]]) -> None:
+    """Where nothing was rejected before a test, its p_eff and q_eff are the columns of the nodes."""
+    for test in r.tests:
+        if test.node == below[r.nodes.parent[test.node]][0]:
+            column = (r.nodes.q[test.node], r.nodes.p[test.node])
+            _ensure(column == (test.q_eff, test.p_eff), line, f"q and p of node {test.node} as in its test", column)
+
+
+def _check_path(r: Round, line: int, verifier: str, below: Sequence[Sequence[int]]) -> None:
+    """The path is what the tests say."""
+    tested = [test.node for test in r.tests]
+    passed = tuple(test.node for test in r.tests if test.accepted)
+    if verifier in _TOP_DOWN:
+        taken = (*r.path[1:], len(r.nodes.parent))
         due = [child for node, last in zip(r.path, taken, strict=True) for child in below[node] if child <= last]
-        tested = [test.node for test in r.tests]
         _ensure(tested == due, line, f"tests of the siblings {due[:20]} in index order", tested[:20])
-        passed = tuple(test.node for test in r.tests if test.accepted)
         _ensure(passed == r.path[1:], line, f"a path of the accepted nodes {passed}", r.path)
+    elif verifier in _BOTTOM_UP:
+        ends = (r.path[-1],) if len(r.path) > 1 else ()
+        _ensure(passed == ends and tuple(tested[-1:])[: len(ends)] == ends, line, f"a path to {passed or 0}", r.path)
+    else:
+        _ensure(set(r.path[1:]) <= set(passed), line, f"a path within the accepted nodes {passed}", r.path)
 
 
 def _ensure(holds: bool, line: int, expected: str, came: object) -> None:

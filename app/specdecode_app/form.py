@@ -18,6 +18,9 @@ DRAFTERS = {
 VERIFIERS = {
     "auto": "rejection sampling, chain or tree",
     "match": "match: compare with the target's own draw",
+    "traversal": "traversal: from the leaves to the root; on a chain, block verification",
+    "onehot": "one-hot: as if the draft were certain, the default of most engines",
+    "typical": "typical acceptance, as in Medusa (LOSSY: not the target's law)",
 }
 LAYERS = 30
 TREES = {"chain": (), "3 · 2 · 1 · 1": (3, 2, 1, 1), "4 · 2 · 2": (4, 2, 2), "2 · 2 · 2 · 1": (2, 2, 2, 1)}

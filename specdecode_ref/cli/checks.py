@@ -11,7 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from specdecode_ref.cli import screen
 from specdecode_ref.errors import InputError, UnknownNameError
+from specdecode_ref.types import Draw
 
 MOST_NODES = 1024
 """The largest tree a trace may hold, its root included."""
@@ -111,3 +113,19 @@ def verifier_name(name: str, shape: tuple[int, ...] | None = None) -> str:
         able = ", ".join(v.name for v in verify.VERIFIERS.values() if "tree" in v.shapes)
         raise InputError("a verifier that judges trees", repr(name), f"use {able}, or a chain")
     return name
+
+
+def warn_of_loss(verifier: str) -> None:
+    """A remark where the output will not have the target's law."""
+    from specdecode_ref import verify
+
+    if verifier != "auto" and not verify.get(verifier).lossless:
+        screen.note(f"'{verifier}' is lossy: the output law is not the target's")
+
+
+def draw_for(verifier: str) -> Draw:
+    """How to draw siblings for this verifier: without replacement where it can judge that."""
+    from specdecode_ref import verify
+
+    able = verifier == "auto" or "without_replacement" in verify.get(verifier).draws
+    return "without_replacement" if able else "with_replacement"

@@ -88,6 +88,7 @@ def _check(request: Request) -> tuple[str, tuple[int, ...] | None, Path | None]:
     trace_file = checks.output_file(request.trace, "--trace")
     checks.drafter_name(request.drafter, shape)
     checks.verifier_name(request.verifier, shape)
+    checks.warn_of_loss(request.verifier)
     if request.draft_model and "model" not in request.drafter.split("+"):
         screen.note(f"--draft-model is not used by the drafter '{request.drafter}'; say --drafter model")
     return prompt, shape, trace_file
@@ -125,6 +126,7 @@ def _load(request: Request, shape: tuple[int, ...] | None) -> tuple[Loaded, Load
         gamma=request.gamma,
         tree=shape,
         draft_model=(lambda: draft.model) if draft else None,
+        draw=checks.draw_for(request.verifier),
     )
     return loaded, draft, drafter
 

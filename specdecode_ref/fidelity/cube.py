@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from specdecode_ref.errors import FidelityError
-from specdecode_ref.fidelity.edges import Edges, cdf_edges
+from specdecode_ref.fidelity.edges import SEARCHED, Edges, cdf_edges, theory
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Verdict
 
@@ -117,7 +117,8 @@ class _Walk:
 
         for left, right in pairwise(edges):
             middle = (left + right) / 2
-            points = [(u, at(u)) for u in (left + INSIDE, middle, right - INSIDE)]
+            inset = _inset(left, right)
+            points = [(u, at(u)) for u in (left + inset, middle, right - inset)]
             run = points[1][1]
             strange = [(u, probe) for u, probe in points if probe.result.outcome != run.result.outcome]
             if not strange:
@@ -133,7 +134,8 @@ class _Walk:
 
     def probe(self, spans: Mapping[Key, _Span], seen: _Run) -> None:
         """One random point of the box: what every coin does must not depend on the values the later ones had."""
-        point = {k: self._rng.uniform(s.left + INSIDE, s.right - INSIDE) for k, s in spans.items()}
+        insets = {k: _inset(s.left, s.right) for k, s in spans.items()}
+        point = {k: self._rng.uniform(s.left + insets[k], s.right - insets[k]) for k, s in spans.items()}
         found = self.run(point)
         if found.result.outcome != seen.result.outcome:
             raise FidelityError(
@@ -165,12 +167,17 @@ def _bisected(
 
 
 def _edges(breakpoints: Iterable[float]) -> list[float]:
-    """0, the breakpoints, 1: in order, and without cells too thin to hold their probes."""
+    """0, the breakpoints, 1: in order, and without those so close to another that rounding could swap them."""
     out = [0.0]
     for b in sorted(breakpoints):
-        if out[-1] + 4 * INSIDE < b < 1 - 4 * INSIDE:
+        if out[-1] + INSIDE / 2 < b < 1 - INSIDE / 2:
             out.append(b)
     return [*out, 1.0]
+
+
+def _inset(left: float, right: float) -> float:
+    """How far inside this cell its probes are: less than `INSIDE` where the cell is thin."""
+    return min(INSIDE, (right - left) / 4)
 
 
 Verify = Callable[[DraftTree, Any, Sequence[float], Sequence[float]], Verdict]
@@ -199,9 +206,11 @@ def verdicts(
 ) -> dict[tuple[tuple[int, ...], int], float]:
     """The exact law of a verifier's (accepted path, emitted token) on one draft, whoever wrote the verifier.
 
-    p: the target's laws, float64 tensors [V] by node.
+    p: the target's laws, float64 tensors [V] by node. A verifier with the name of a rule is held to that rule's edges.
     """
-    edges = Edges(draft, {node: p[node].tolist() for node in range(len(draft))})
+    name = getattr(verify, "name", None)
+    search = search or name in SEARCHED
+    edges = theory(name)(draft, {node: p[node].tolist() for node in range(len(draft))})
 
     def program(read: Reader) -> Result:
         accept = Lazy(len(draft), lambda node: read(("accept", node)))
@@ -216,6 +225,37 @@ def verdicts(
     for box in explore(program, breakpoints, search=search, seed=seed):
         law[box.result.outcome] = law.get(box.result.outcome, 0.0) + box.volume
     return law
+
+
+def accepted(verify: Verify, draft: DraftTree, p: Any) -> float:
+    """The expected number of accepted tokens on one draft, over all coins: exact, for a vocabulary of any size.
+
+    p: the target's laws by node, as in `verdicts`. The edges are the verifier's own claims, probed and searched.
+    """
+
+    def program(read: Reader) -> Result:
+        accept = Lazy(len(draft), lambda node: read(("accept", node)))
+        emit = Lazy(draft.depth + 1, lambda depth: read(("emit", depth)))
+        verdict = verify(draft, p, accept, emit)
+        return Result(verdict.path, verdict)
+
+    def breakpoints(key: tuple[str, int], verdict: Verdict) -> list[float]:
+        kind, index = key
+        if kind == "accept":
+            return claims(kind, index, verdict)
+        return _cells_of_children(draft, p, verdict.path[index]) if index < len(verdict.path) else []
+
+    boxes = explore(program, breakpoints, search=True)
+    return sum(box.volume * (len(box.result.outcome) - 1) for box in boxes)
+
+
+def _cells_of_children(draft: DraftTree, p: Any, node: int) -> list[float]:
+    """Where inverse-transform sampling from p enters and leaves the tokens that were drafted after `node`."""
+    if not draft.children[node]:
+        return []
+    cdf = p[node].cumsum(0) / p[node].sum()
+    tokens = [draft.tokens[child] for child in draft.children[node]]
+    return [float(cdf[x]) for token in tokens for x in (token - 1, token) if x >= 0]
 
 
 def steps(edges: Edges, kind: str, index: int, verdict: Verdict) -> list[float]:

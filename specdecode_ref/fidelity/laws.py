@@ -110,16 +110,24 @@ def _siblings(
                 yield m / total * share, tokens
 
 
+def judged(
+    verify: Verify, target: Next, proposals: Iterable[tuple[float, DraftTree]], *, search: bool = False
+) -> Iterator[tuple[float, DraftTree, tuple[int, ...], int]]:
+    """What a verifier makes of every draft: (probability, draft, accepted path, emitted token)."""
+    for weight, draft in proposals:
+        p = {node: target(draft.history(node)) for node in range(len(draft))}
+        for (path, token), volume in verdicts(verify, draft, p, search=search).items():
+            yield weight * volume, draft, path, token
+
+
 def emitted(verify: Verify, target: Next, proposals: Iterable[tuple[float, DraftTree]], *, search: bool = False) -> Law:
     """The law of the tokens that one round emits, each completed by the target to the deepest draft's depth + 1.
 
     It equals the target's law of so many tokens if and only if the verifier is lossless on these drafts.
     """
     out: Law = {}
-    for weight, draft in proposals:
-        p = {node: target(draft.history(node)) for node in range(len(draft))}
-        for (path, token), volume in verdicts(verify, draft, p, search=search).items():
-            tokens = (*(draft.tokens[i] for i in path[1:]), token)
-            for whole, share in sequences(target, draft.depth + 1, start=tokens).items():
-                out[whole] = out.get(whole, 0.0) + weight * volume * share
+    for weight, draft, path, token in judged(verify, target, proposals, search=search):
+        tokens = (*(draft.tokens[i] for i in path[1:]), token)
+        for whole, share in sequences(target, draft.depth + 1, start=tokens).items():
+            out[whole] = out.get(whole, 0.0) + weight * share
     return out

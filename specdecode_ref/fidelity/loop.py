@@ -17,7 +17,7 @@ from torch import Tensor
 from specdecode_ref.decode import Session
 from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.cube import Lazy, Reader, Result, claims, explore, steps
-from specdecode_ref.fidelity.edges import Edges
+from specdecode_ref.fidelity.edges import Edges, draw_edges, theory
 from specdecode_ref.fidelity.laws import Law, Next, definition, sequences
 from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.trace import Round
@@ -113,7 +113,8 @@ def _ends(setup: Setup, session: Any, output: tuple[int, ...], search: bool) -> 
     frozen = (*row.rounds, row.proposer.draft, row.proposer.verdict, setup.rule)
     drafters = (setup.drafter, *getattr(setup.drafter, "drafters", ()))
     shared = {id(x): x for x in (setup.model, *drafters, *frozen)}  # what a fork need not copy
-    theory: dict[Any, Edges] = {}
+    rule = setup.verifier if setup.verifier != "auto" else "tree"
+    known: dict[Any, Edges] = {}
 
     def program(read: Reader) -> Result:
         fork = copy.deepcopy(session, dict(shared))
@@ -130,11 +131,11 @@ def _ends(setup: Setup, session: Any, output: tuple[int, ...], search: bool) -> 
         seen = end.session._rows[0].proposer
         draft = seen.draft
         name = draft.tokens, draft.parents
-        if name not in theory:
-            theory[name] = Edges(draft, _Rows(lambda node: after((*output, *draft.history(node)))))
         if key[0] == "draft":
-            return theory[name].draw(key[1])
-        return steps(theory[name], *key, seen.verdict) + (claims(*key, seen.verdict) if search else [])
+            return draw_edges(draft, key[1], setup.model.vocab_size)
+        if name not in known:
+            known[name] = theory(rule)(draft, _Rows(lambda node: after((*output, *draft.history(node)))))
+        return steps(known[name], *key, seen.verdict) + (claims(*key, seen.verdict) if search else [])
 
     for box in explore(program, breakpoints, search=search):
         yield box.volume, box.result.detail

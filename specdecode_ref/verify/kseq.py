@@ -1,7 +1,7 @@
 """k-SEQ, the sequential rule of SpecTr: k candidates drawn independently, each tested against the same share of p.
 
-At a node with k children drawn from q, each child x is accepted with probability min(1, p(x) / (rho q(x))), in order. If
-none is, the token comes from what the k chances have left of p:
+At a node with k children drawn from q, each child x is accepted with probability min(1, p(x) / (rho q(x))), in order.
+If none is, the token comes from what the k chances have left of p:
 
     norm(p - min(p / rho, q) (1 - (1 - beta)^k) / beta),    beta = sum_x min(p(x) / rho, q(x)).
 

@@ -22,5 +22,6 @@ if TYPE_CHECKING:
 
 def verify(draft: DraftTree, p: Rows, accept_coins: Sequence[float], emit_coins: Sequence[float]) -> Verdict:
     """The verdict of `tree` on the same tokens, all of them deterministic. See `Verifier` for the arguments."""
-    certain: tuple[Draw | None, ...] = (None, *["deterministic"] * (len(draft) - 1))  # type: ignore[list-item]
-    return tree.verify(replace(draft, draws=certain), p, accept_coins, emit_coins)
+    certain: Draw = "deterministic"
+    draws = (None, *[certain] * (len(draft) - 1))
+    return tree.verify(replace(draft, draws=draws), p, accept_coins, emit_coins)

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { emits, events, stateAt, testsOf } from "../../app/specdecode_app/components/player/replay.mjs";
-import { caption, duration, label, pair, prob, ruleOf, shorten, spoken, visible } from "../../app/specdecode_app/components/player/words.mjs";
+import { caption, duration, label, pair, prob, ruleBook, ruleOf, shorten, spoken, visible } from "../../app/specdecode_app/components/player/words.mjs";
 import { chain, makeTrace } from "./rounds.mjs";
 
 test("white space and control characters are visible", () => {
@@ -56,6 +56,19 @@ test("verdicts in words", () => {
   assert.equal(ruleOf(trace, { p_eff: 0.06, q_eff: 0.6, u: 0.41, accepted: false }), "rejected: u 0.41 ≥ 0.10");
   assert.match(ruleOf({ header: { verifier: "match" } }, { p_eff: 0.5, q_eff: 1, u: 0.4, accepted: true }), /target's own draw/);
   assert.match(ruleOf(trace, { accepted: true }), /no coin/);
+});
+
+test("every rule says what it compares, and the lossy ones that they are", () => {
+  const test_ = { p_eff: 0.5, q_eff: 1, u: 0.09, accepted: true };
+  const words = (verifier) => ruleOf({ header: { verifier }, vocab: {} }, test_);
+  assert.equal(words("traversal"), "accepted: u 0.09 < 0.50");
+  assert.equal(words("typical"), "accepted: p 0.50 > 0.09");
+  for (const verifier of ["typical", "relaxed", "lenient"]) {
+    assert.match(ruleBook({ header: { verifier } }).note, /lossy/);
+    const state = { kind: "emit", emission: { kind: "residual", token: 0 } };
+    assert.doesNotMatch(caption({ header: { verifier }, vocab: {} }, state, { nodes: { parent: [-1] } }, [], 1), /exact/);
+  }
+  assert.ok(["block", "traversal"].every((verifier) => ruleBook({ header: { verifier } }).path));
 });
 
 test("every state of a trace has a caption that names no undefined", () => {

@@ -45,7 +45,11 @@ GENERATE = [
     pytest.param(["x", "--gamma", "-2"], "--gamma of 1 or more; got -2", id="gamma-negative"),
     pytest.param(["x", "--drafter", "magic"], "a drafter out of none, ngram, model", id="drafter"),
     pytest.param(["x", "--drafter", "ngram+"], "a drafter out of none, ngram, model", id="drafter-half-joined"),
-    pytest.param(["x", "--verifier", "magic"], "a verifier out of match, chain, tree; got 'magic'", id="verifier"),
+    pytest.param(
+        ["x", "--verifier", "magic"],
+        "a verifier out of match, chain, tree, block, traversal, kseq, onehot, typical, relaxed, lenient; got 'magic'",
+        id="verifier",
+    ),
     pytest.param(["x", "--dtype", "float8"], "dtype", id="dtype"),
     pytest.param(["x", "--device", "tpu"], "device", id="device"),
     pytest.param(["x", "--model", "smolm2"], "a model", id="model"),
@@ -61,7 +65,7 @@ GENERATE = [
     pytest.param(["x", "--tree", "2,1", "--gamma", "2"], "--gamma or --tree; got both", id="tree-and-gamma"),
     pytest.param(
         ["x", "--tree", "2,1", "--drafter", "early-exit", "--verifier", "chain"],
-        "a verifier that judges trees; got 'chain'; use match, tree",
+        "a verifier that judges trees; got 'chain'; use match, tree, traversal, kseq, onehot",
         id="chain-for-a-tree",
     ),
     pytest.param(["x", "--trace", "/"], "a file to write for --trace", id="trace-is-a-folder"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from specdecode_ref.models.table import TableModel
 from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.trace import Trace, counts, token_ids
 from specdecode_ref.trace_file import MAX_BYTES, MAX_NODES, MAX_ROUNDS, json_schema, read_trace
+from specdecode_ref.verify import VERIFIERS
 
 V = 9
 DRAFTERS: dict[str, Any] = {
@@ -70,6 +72,49 @@ def test_what_was_written_is_what_is_read(tmp_path: Path, kind: str, verifier: s
         else:
             with pytest.raises(TraceError, match="level 1 or higher"):
                 _ = read.tokens
+
+
+JUDGED = [
+    (kind, name)
+    for name, verifier in VERIFIERS.items()
+    for kind, shape, draw in (
+        ("lookup", "chain", "deterministic"),
+        ("chain", "chain", "with_replacement"),
+        ("iid tree", "tree", "with_replacement"),
+    )
+    if shape in verifier.shapes and draw in verifier.draws
+]
+
+
+@pytest.mark.parametrize(("kind", "verifier"), JUDGED)
+def test_every_verifiers_trace_is_read_and_its_path_is_what_the_tests_say(kind: str, verifier: str) -> None:
+    refused = 0
+    for seed in range(6):
+        trace = generation(kind, 3, seed=seed, verifier=verifier).trace
+        assert read_trace(as_bytes(trace)) == trace
+        for number, r in enumerate(trace.rounds):
+            if r.tests and verifier not in ("typical", "relaxed"):
+                flipped = replace(r.tests[-1], accepted=not r.tests[-1].accepted)
+                rounds = list(trace.rounds)
+                rounds[number] = replace(r, tests=(*r.tests[:-1], flipped))
+                with pytest.raises(TraceError, match=rf"line {number + 2}\)"):
+                    read_trace(as_bytes(replace(trace, rounds=tuple(rounds))))
+                refused += 1
+    assert refused > 5 or verifier in ("typical", "relaxed")
+
+
+@pytest.mark.parametrize("verifier", ["block", "traversal", "typical"])
+def test_a_path_beyond_the_tests_is_refused(verifier: str) -> None:
+    for seed in range(20):
+        trace = generation("chain", 3, seed=seed, verifier=verifier).trace
+        for number, r in enumerate(trace.rounds[:-1]):
+            if len(r.path) == 1 and r.tests:
+                rounds = list(trace.rounds)
+                rounds[number] = replace(r, path=(0, 1), cut=None)
+                with pytest.raises(TraceError):
+                    read_trace(as_bytes(replace(trace, rounds=tuple(rounds))))
+                return
+    pytest.fail("no round was rejected")
 
 
 def test_a_level_adds_and_never_changes() -> None:

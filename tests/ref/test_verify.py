@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdecode_ref import verify
-from specdecode_ref.errors import NotApplicableError, UnknownNameError
+from specdecode_ref.errors import NotApplicableError, NumericalError, UnknownNameError
 from specdecode_ref.sampling import pick, without
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Draw, Verdict
@@ -46,11 +46,13 @@ def random_chain(rng: random.Random, gamma: int) -> tuple[DraftTree, list[Tensor
     return tree, p, coins[: gamma + 1], coins[gamma + 1 :]
 
 
+@pytest.mark.parametrize(("one", "other"), [("chain", "tree"), ("block", "traversal")])
 @pytest.mark.parametrize("seed", range(300))
-def test_tree_is_chain_on_chains(seed: int) -> None:
+def test_the_rule_for_trees_on_a_chain(seed: int, one: str, other: str) -> None:
+    """Decision for decision: recursive rejection is token-wise, traversal is block verification."""
     rng = random.Random(seed)
     arguments = random_chain(rng, rng.choice([0, 1, 2, 3, 8]))
-    a, b = verify.get("chain")(*arguments), verify.get("tree")(*arguments)
+    a, b = verify.get(one)(*arguments), verify.get(other)(*arguments)
     assert a == b
     assert torch.equal(a.law, b.law)
 
@@ -89,7 +91,7 @@ def test_a_chain_by_hand() -> None:
     assert rejected.law.tolist() == [1, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("name", ["chain", "tree", "block", "traversal", "onehot", "typical", "relaxed", "lenient"])
 @pytest.mark.parametrize("draw", ["with_replacement", "deterministic"])
 def test_what_the_target_never_says_is_never_accepted(name: str, draw: Draw) -> None:
     p = rows([0.0, 1.0], [0.5, 0.5])
@@ -100,7 +102,7 @@ def test_what_the_target_never_says_is_never_accepted(name: str, draw: Draw) -> 
         assert (verdict.path, verdict.token) == ((0,), 1)
 
 
-@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("name", ["chain", "tree", "block", "traversal", "kseq", "lenient"])
 def test_equal_laws_always_accept(name: str) -> None:
     rng = random.Random(5)
     for _ in range(200):
@@ -114,7 +116,7 @@ def test_rounding_that_leaves_no_residual_emits_from_p() -> None:
     p = torch.tensor([0.3, 0.7], dtype=torch.float64)
     q = torch.tensor([0.3 + 2.0**-54, 0.7], dtype=torch.float64)
     assert q[0] > p[0]
-    for name in ("chain", "tree"):
+    for name in ("chain", "tree", "block", "traversal"):
         verdict = verify.get(name)(DraftTree.chain(0, (0,), (q,)), [p, p], [0, ALMOST_ONE], [0.9, 0])
         assert verdict.kind == "residual" and torch.equal(verdict.law, p) and verdict.token == 1
 
@@ -238,7 +240,16 @@ def test_an_unknown_verifier_is_named() -> None:
         verify.get("greedy")
 
 
+@pytest.mark.parametrize("name", ["chain", "tree", "block", "traversal", "kseq"])
+def test_nan_in_q_is_refused_when_it_would_be_emitted_from(name: str) -> None:
+    nan = float("nan")
+    draft = DraftTree.chain(0, (1,), (torch.tensor([nan, 0.5, 0.5], dtype=torch.float64),))
+    p = rows([0.4, 0.2, 0.4], [0.2, 0.3, 0.5])
+    with pytest.raises(NumericalError, match="NaN"):
+        verify.get(name)(draft, p, [0, ALMOST_ONE], [0.5, 0.5])
+
+
 def test_every_verifier_says_what_it_is() -> None:
     for name, verifier in verify.VERIFIERS.items():
-        assert verifier.name == name and verifier.lossless and verifier.source
+        assert verifier.name == name and verifier.source
         assert verifier.shapes <= {"chain", "tree"} and verifier.draws <= verify.ALL_DRAWS

@@ -1,8 +1,9 @@
-// Where you are: the numbers beside the tree. While a test is on, the coin u is a pin over the bar of min(1, p/q): left
-// of the bar's end the token is accepted. Before that it lists what was drafted, after that where the last token is from.
+// Where you are: the numbers beside the tree. While a test is on, the coin u is a pin over the bar of min(1, p/q), or of
+// what else the rule compares: left of the bar's end the token is accepted. Before that it lists what was drafted, after
+// that where the last token is from.
 
 import { emits, ratio, testsOf } from "./replay.mjs";
-import { count, duration, label, pair, prob, ruleOf, tossesCoins } from "./words.mjs";
+import { count, duration, label, pair, prob, ruleBook, ruleOf, tossesCoins } from "./words.mjs";
 import { chip, element, mark } from "./stream.mjs";
 
 const ROWS = 7;
@@ -55,21 +56,23 @@ function decided(parent, trace, round, state) {
   chip(trace, round.nodes.token?.[test.node], "candidate", line);
   element("span", "note", line, ` after ${label(trace, round.nodes.token?.[round.nodes.parent[test.node]], 12)}`);
   const plain = round.nodes.p?.[test.node];
-  const updated = plain != null && test.p_eff != null && Math.abs(plain - test.p_eff) > 1e-9;
+  const rule = ruleBook(trace);
+  const updated = !rule.path && rule.by === "coin" && trace.header.verifier !== "kseq" && plain != null && test.p_eff != null && Math.abs(plain - test.p_eff) > 1e-9;
   const [p, q] = pair(test.p_eff, test.q_eff);
-  meter(parent, "p", updated ? "target, updated" : "target", test.p_eff, p);
-  meter(parent, "q", "draft", test.q_eff, q);
-  if (tossesCoins(trace, test)) coin(parent, test);
+  if (rule.path) meter(parent, "w", "of the path", test.p_eff, p);
+  else {
+    meter(parent, "p", updated ? "target, updated" : "target", test.p_eff, p);
+    meter(parent, "q", "draft", test.q_eff, q);
+  }
+  if (tossesCoins(trace, test)) coin(parent, test, rule.bar);
   const verdict = element("p", `verdict ${test.accepted ? "accepted" : "rejected"}`, parent);
   mark(test.accepted ? "accepted" : "rejected", verdict);
   element("span", "", verdict, ruleOf(trace, test));
-  if (tossesCoins(trace, test)) {
-    element("p", "note", parent, "u is a fair coin between 0 and 1. Accepting when it falls below p/q keeps exactly as much of the guess as the target would write itself.");
-  }
+  if (rule.note && (rule.by === "threshold" || tossesCoins(trace, test))) element("p", "note", parent, rule.note);
   if (updated) element("p", "note", parent, `An earlier sibling was rejected, so p is now the residual (it was ${prob(plain)}).`);
 }
 
-function coin(parent, test) {
+function coin(parent, test, name) {
   const bar = ratio(test);
   const [u, end] = pair(test.u, bar);
   const box = element("div", "coin", parent);
@@ -80,7 +83,7 @@ function coin(parent, test) {
   element("span", "zone", track).style.width = `${100 * bar}%`;
   const scale = element("div", "scale", box);
   element("span", "", scale, "0");
-  element("span", "", scale, `accept below min(1, p/q) = ${end}`);
+  element("span", "", scale, `accept below ${name} = ${end}`);
   element("span", "", scale, "1");
 }
 

@@ -76,21 +76,55 @@ export function count(number, noun) {
 
 const EMITTED = {
   bonus: (token) => `Every draft token on the path held, so the same pass also gives a bonus token: ${token}, drawn from p.`,
-  residual: (token) => `The replacement is ${token}, drawn from the residual: what p has beyond q. This keeps the output law exact.`,
+  residual: (token, { lossy }) => `The replacement is ${token}, drawn from the residual: what p has beyond q.${lossy ? "" : " This keeps the output law exact."}`,
   target: (token) => `Then comes ${token}, drawn from p as plain decoding would.`,
 };
 
 const CUTS = { eos: "the model ended its answer", stop: "a stop string was completed", length: "the length limit was reached" };
 
-/** True when the decisions of this trace follow from a coin and min(1, p/q); `match` compares tokens instead. */
-export function tossesCoins(trace, test) {
-  return trace.header.verifier !== "match" && test.u != null && test.p_eff != null && test.q_eff != null;
+const COIN = {
+  by: "coin",
+  bar: "min(1, p/q)",
+  note: "u is a fair coin between 0 and 1. Accepting when it falls below p/q keeps exactly as much of the guess as the target would write itself.",
+};
+const PATH = {
+  ...COIN,
+  path: true,
+  bar: "the weight of the path",
+  note: "The whole path down to this token is judged, its end first: its weight is how much of it the target is still owed.",
+};
+const LOSSY = "This rule is lossy: the output law is not the target's.";
+const THRESHOLD = { by: "threshold", lossy: true, note: `No coin: the token passes if p is above the threshold. ${LOSSY}` };
+const RULES = {
+  match: { by: "comparison" },
+  block: PATH,
+  traversal: PATH,
+  kseq: { ...COIN, note: "Each of the candidates has the same chance at its share of p, which is p divided by rho." },
+  onehot: { ...COIN, note: "The guess is judged as if it had been certain, so q counts as 1 and p alone decides." },
+  lenient: { ...COIN, lossy: true, note: `q was multiplied by a lenience below 1, so more passes. ${LOSSY}` },
+  typical: THRESHOLD,
+  relaxed: THRESHOLD,
+};
+
+/** How the trace's verifier decides: by a coin under a bar, a threshold or a comparison; whether it judges whole paths. */
+export function ruleBook(trace) {
+  return RULES[trace.header.verifier] ?? COIN;
 }
 
-/** The rule of one test in words: which side of min(1, p/q) the coin fell on. */
+/** True when a test of this trace follows from a coin and a bar, both of which it holds. */
+export function tossesCoins(trace, test) {
+  return ruleBook(trace).by === "coin" && test.u != null && test.p_eff != null && test.q_eff != null;
+}
+
+/** The rule of one test in words: which side of its bar the coin fell on, or p of its threshold. */
 export function ruleOf(trace, test) {
   const { p_eff: p, q_eff: q, u, accepted } = test;
-  if (trace.header.verifier === "match") return accepted ? "accepted: it is the target's own draw" : "rejected: the target drew another token";
+  const { by } = ruleBook(trace);
+  if (by === "comparison") return accepted ? "accepted: it is the target's own draw" : "rejected: the target drew another token";
+  if (by === "threshold" && u != null && p != null) {
+    const [likely, least] = pair(p, u);
+    return accepted ? `accepted: p ${likely} > ${least}` : `rejected: p ${likely} ≤ ${least}`;
+  }
   if (!tossesCoins(trace, test)) return accepted ? "accepted (the trace holds no coin)" : "rejected (the trace holds no coin)";
   const [coin, bar] = pair(u, p >= q ? (p > 0 ? 1 : 0) : p / q);
   return accepted ? `accepted: u ${coin} < ${bar}` : `rejected: u ${coin} ≥ ${bar}`;
@@ -118,7 +152,7 @@ export function caption(trace, state, round, tests, emitted) {
     const test = tests[state.test];
     return `Token ${name(round.nodes.token?.[test.node])} ${ruleOf(trace, test)}.`;
   }
-  if (state.kind === "emit") return (EMITTED[state.emission.kind] ?? EMITTED.target)(name(state.emission.token));
+  if (state.kind === "emit") return (EMITTED[state.emission.kind] ?? EMITTED.target)(name(state.emission.token), ruleBook(trace));
   const dropped = round.nodes.parent.length - round.path.length;
   const cut = round.cut ? ` The text ends here: ${CUTS[round.cut.reason] ?? "it was cut"}.` : "";
   const rows = dropped ? ` ${dropped === 1 ? "One KV row is" : `${dropped} KV rows are`} dropped.` : " Every KV row is kept.";
