@@ -1,0 +1,74 @@
+"""`specdecode vectors`: write the test vectors, and check a program's answers to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from specdecode_ref.cli import checks, screen
+
+if TYPE_CHECKING:
+    from specdecode_ref.fidelity.vectors import Report, Tally
+
+
+def write(path: str | None) -> int:
+    """Make the vectors anew, into a file or to standard output."""
+    from specdecode_ref.fidelity import vector_cases
+
+    target = checks.output_file(path, "FILE")
+    text = vector_cases.text()
+    if target is None:
+        print(text, end="")
+        return 0
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8", newline="\n") as file:
+        file.write(text)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, target)
+    return 0
+
+
+def check(path: str, against: str | None, verifiers: Sequence[str], float32: bool, as_json: bool) -> int:
+    """Print how the answers compare; 0 when all are right, 1 otherwise."""
+    from specdecode_ref.fidelity import vector_file, vectors
+
+    due = vectors.cases() if against is None else vector_file.read_cases(against)
+    report = vectors.check(vector_file.read_answers(path), against=due, verifiers=verifiers, float32=float32)
+    if as_json:
+        print(json.dumps(_plain(report), allow_nan=False))
+    else:
+        _show(report, float32)
+    return 0 if report.ok else 1
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    return {"ok": report.ok, "verifiers": {name: _numbers(tally) for name, tally in report.tallies.items()}}
+
+
+def _numbers(tally: Tally) -> dict[str, Any]:
+    out = {name: value for name, value in vars(tally).items() if name != "first"}
+    case, came = tally.first or (None, None)
+    return out | {"first": {"case": asdict(case), "came": came.told()} if case and came else None}
+
+
+def _show(report: Report, float32: bool) -> None:
+    from rich.table import Table
+
+    out = screen.console()
+    table = Table("verifier", "passed", *(["excused"] if float32 else []), "failed", "missing", "", box=None)
+    for name, t in report.tallies.items():
+        numbers = [t.passed, *([t.excused] if float32 else []), t.failed, t.missing]
+        table.add_row(screen.one_line(name), *map(str, numbers), "" if t.lossless else "lossy")
+    out.print(table)
+    for tally in report.tallies.values():
+        if tally.first:
+            case, came = tally.first
+            shown = asdict(case)
+            lines = [f"{case.id} failed: {case.why}", f"  due  {json.dumps(shown.pop('expected'))}"]
+            lines += [f"  came {json.dumps(came.told())}", f"  case {json.dumps(shown)}"]
+            for line in lines:
+                out.print(screen.one_line(line), soft_wrap=True)
+    out.print("all right" if report.ok else "not all right")
