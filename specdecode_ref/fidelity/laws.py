@@ -27,14 +27,20 @@ def tv(a: Mapping[Any, float], b: Mapping[Any, float]) -> float:
     return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys()) / 2
 
 
-def sequences(after: Next, length: int, eos: Sequence[int] = (), start: tuple[int, ...] = ()) -> Law:
-    """The law of plain decoding: all sequences that begin with `start` and end at `length` or with an `eos`."""
-    if len(start) >= length or (start and start[-1] in eos):
+def sequences(
+    after: Next,
+    length: int,
+    eos: Sequence[int] = (),
+    start: tuple[int, ...] = (),
+    stopped: Callable[[tuple[int, ...]], bool] = lambda tokens: False,
+) -> Law:
+    """The law of plain decoding: the sequences from `start` on that end at `length`, with an `eos`, or where `stopped`."""
+    if len(start) >= length or (start and start[-1] in eos) or stopped(start):
         return {start: 1.0}
     out: Law = {}
     for token, mass in enumerate(after(start).tolist()):
         if mass > 0:
-            rest = sequences(after, length, eos, (*start, token))
+            rest = sequences(after, length, eos, (*start, token), stopped)
             out |= {tokens: mass * share for tokens, share in rest.items()}
     return out
 

@@ -25,9 +25,26 @@ from specdecode_ref.trace import Round
 PLAIN = SamplingRule()
 
 
+class Letters:
+    """A tokenizer in which every token is a letter."""
+
+    def of(self, token: int) -> str:
+        """a, b, c, ..."""
+        return chr(ord("a") + token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `decode.Tokenizer`."""
+        return self.of(token).encode()
+
+    text_bytes = token_bytes
+
+
 @dataclass(frozen=True)
 class Setup:
-    """One generation, to be explored in full. Models, drafter, rule and session may be those of a private copy."""
+    """One generation, to be explored in full. Models, drafter, rule and session may be those of a private copy.
+
+    stop: strings that end the text, in which token 0 is an "a", token 1 a "b", and so on.
+    """
 
     model: Any
     drafter: Any
@@ -35,6 +52,7 @@ class Setup:
     rule: Any = PLAIN
     verifier: str = "auto"
     new_tokens: int = 3
+    stop: tuple[str, ...] = ()
     session: Callable[..., Any] = Session
 
     @property
@@ -46,7 +64,13 @@ class Setup:
     @property
     def target(self) -> Law:
         """The law of plain decoding, by definition."""
-        return sequences(self.after, self.new_tokens, self.rule.eos)
+        letters = Letters()
+        return sequences(
+            self.after,
+            self.new_tokens,
+            self.rule.eos,
+            stopped=lambda tokens: any(stop in "".join(map(letters.of, tokens)) for stop in self.stop),
+        )
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,8 @@ def generated(setup: Setup, *, search: bool = False) -> Exact:
         verifier=setup.verifier,
         rule=setup.rule,
         max_new_tokens=setup.new_tokens,
+        stop=setup.stop,
+        tokenizer=Letters(),
         level=1,
     )
     session._start()  # once, not in every fork

@@ -61,6 +61,43 @@ def test_match_keeps_the_law(drafter: str, rule: str) -> None:
     assert tv(generated(case).law, case.target) < EXACT
 
 
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "rule"),
+    [
+        ("chain", "block", "plain"),
+        ("chain", "block", "all rules"),
+        ("ngram", "block", "plain"),
+        ("chain", "traversal", "frequency"),
+        ("siblings with replacement", "traversal", "plain"),
+        ("siblings without replacement", "traversal", "presence"),
+        ("siblings with replacement", "kseq", "plain"),
+        ("chain", "onehot", "plain"),
+        ("siblings without replacement", "onehot", "all rules, vllm"),
+    ],
+)
+def test_every_lossless_verifier_keeps_the_law(drafter: str, verifier: str, rule: str) -> None:
+    """Over several rounds, where coins that were looked at beyond the accepted path must not come back."""
+    case = setup(drafter, EVERY[rule], verifier=verifier, seed=5)
+    assert tv(generated(case, search=verifier == "kseq").law, case.target) < EXACT
+
+
+@pytest.mark.parametrize("verifier", ["typical", "relaxed", "lenient"])
+def test_lossy_verifiers_do_not(verifier: str) -> None:
+    case = setup("chain", verifier=verifier, seed=5)
+    assert tv(generated(case).law, case.target) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("drafter", "stop"),
+    [("chain", ("ab",)), ("chain", ("b", "aa")), ("ngram", ("ba",)), ("siblings with replacement", ("ab", "c"))],
+)
+def test_stop_strings_keep_the_law(drafter: str, stop: tuple[str, ...]) -> None:
+    """A string may be completed inside an accepted draft, or over two rounds."""
+    case = replace(setup(drafter, {"eos": ()}, seed=6), stop=stop)
+    assert len({len(tokens) for tokens in case.target}) > 1
+    assert tv(generated(case).law, case.target) < EXACT
+
+
 def test_a_larger_vocabulary() -> None:
     case = setup("chain", vocab=5)
     exact = generated(case)
