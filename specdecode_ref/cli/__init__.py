@@ -1,4 +1,5 @@
-"""The command line: `specdecode generate | bench | trace | models | app`; its options are in `commands`.
+"""The command line: `specdecode generate | bench | trace | models | app`; its options are in `commands`, those of the
+fidelity laboratory in `laboratory`.
 
 Bad input is one line on standard error and exit code 2, never a traceback; what is already written stays whole.
 """
@@ -13,8 +14,7 @@ from typing import Any
 
 import typer
 
-from specdecode_ref.cli import screen
-from specdecode_ref.cli.commands import app
+from specdecode_ref.cli import laboratory, screen
 from specdecode_ref.errors import SpecDecodeError
 
 
@@ -22,7 +22,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; its exit code. Raises nothing for bad input."""
     usage: Any = typer.BadParameter.__bases__[0]  # Typer brings its own Click and does not export this name
     try:
-        code = app(args=arguments, prog_name="specdecode", standalone_mode=False)
+        code = laboratory.app(args=arguments, prog_name="specdecode", standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except SpecDecodeError as error:

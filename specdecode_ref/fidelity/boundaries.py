@@ -7,6 +7,7 @@ chosen by hand: 0, which every generator may return, and LAST, the largest doubl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -17,7 +18,16 @@ from specdecode_ref.fidelity.private import Package
 LAST = 1 - 2.0**-53
 """The largest coin there is."""
 
-REJECTION = ("chain", "tree")
+COINS = (0.0, 0.5, LAST)
+
+BY_RATIO = ("chain", "tree", "block", "traversal", "kseq")
+"""The rules that look at q: where q is p they accept."""
+
+
+def _lossless(package: Package, draft: Any) -> list[str]:
+    """The rules that must keep the law of this draft."""
+    rules = package("verify").VERIFIERS.items()
+    return [name for name, rule in rules if rule.lossless and rule.objection(draft) is None]
 
 
 def _law(*mass: float) -> torch.Tensor:
@@ -28,8 +38,14 @@ def _ask(
     package: Package, verifier: str, p: Sequence[torch.Tensor], q: torch.Tensor | None, x: int, u: float, emit: float
 ) -> Any:
     """The verdict on a chain of one token x drawn from q (deterministic where q is None); p after root and after x."""
-    draft = package("tree").DraftTree.chain(0, (x,), None if q is None else (q,))
+    draft = _chain(package, (x,), q)
     return package("verify").get(verifier)(draft, list(p), [0.5, u], [emit, emit])
+
+
+def _chain(package: Package, tokens: tuple[int, ...], q: torch.Tensor | None) -> Any:
+    """A chain of tokens, all drawn from q or all deterministic."""
+    laws = None if q is None else tuple(q.clone() for _ in tokens)
+    return package("tree").DraftTree.chain(0, tokens, laws)
 
 
 def _demand(holds: bool, expected: str, verdict: Any) -> None:
@@ -40,50 +56,46 @@ def _demand(holds: bool, expected: str, verdict: Any) -> None:
 def impossible_is_rejected(package: Package) -> None:
     """p(x) = 0: rejected by every coin, 0 included, and never emitted."""
     p, q = _law(0, 0.25, 0.75), _law(0.5, 0.5, 0)
-    for verifier in REJECTION:
-        for u in (0.0, LAST):
-            for emit in (0.0, LAST):
-                v = _ask(package, verifier, [p, p], q, 0, u, emit)
-                _demand(v.accepted == 0 and v.token != 0, "a token with p = 0 rejected and not emitted", v)
-                v = _ask(package, verifier, [p, p], None, 0, u, emit)
-                _demand(v.accepted == 0 and v.token != 0, "a deterministic token with p = 0 rejected", v)
+    for drawn_from in (q, None):
+        for verifier in _lossless(package, _chain(package, (0,), drawn_from)):
+            for u, emit in product(COINS, COINS):
+                v = _ask(package, verifier, [p, p], drawn_from, 0, u, emit)
+                _demand(v.accepted == 0 and v.token != 0, f"a token with p = 0 rejected by '{verifier}'", v)
 
 
 def equal_laws_accept(package: Package) -> None:
     """p == q: accepted by every coin, the last one included."""
     p = _law(0.1, 0.2, 0.7)
-    for verifier in REJECTION:
-        for x in range(3):
-            for u in (0.0, LAST):
-                v = _ask(package, verifier, [p, p], p.clone(), x, u, 0.5)
-                _demand(v.accepted == 1, "acceptance where p equals q", v)
+    for verifier, x, u in product(BY_RATIO, range(3), COINS):
+        v = _ask(package, verifier, [p, p], p.clone(), x, u, 0.5)
+        _demand(v.accepted == 1, f"acceptance by '{verifier}' where p equals q", v)
 
 
 def never_drawn(package: Package) -> None:
     """q(x) = 0 < p(x): no drafter draws it; a verifier that is asked must accept it, without a division by zero."""
     p, q = _law(0.5, 0.5, 0), _law(0, 0.5, 0.5)
-    for u in (0.0, LAST):
-        v = _ask(package, "chain", [p, p], q, 0, u, 0.5)
-        _demand(v.accepted == 1, "acceptance where q is 0 and p is not", v)
+    for verifier, u in product(BY_RATIO, COINS):
+        v = _ask(package, verifier, [p, p], q, 0, u, 0.5)
+        _demand(v.accepted == 1, f"acceptance by '{verifier}' where q is 0 and p is not", v)
 
 
 def certainty(package: Package) -> None:
     """One-hot laws: agreement accepts, disagreement emits p's token, whatever the coins."""
     a, b = _law(0, 1, 0), _law(0, 0, 1)
-    for verifier in ("match", *REJECTION):
-        for u in (0.0, LAST):
-            for emit in (0.0, LAST):
-                v = _ask(package, verifier, [a, b], a.clone(), 1, u, emit)
+    for q in (a, None):
+        for verifier in _lossless(package, _chain(package, (1,), q)):
+            for u, emit in product(COINS, COINS):
+                v = _ask(package, verifier, [a, b], q, 1, u, emit)
                 _demand((v.accepted, v.token) == (1, 2), "the certain token accepted, then the next one", v)
-                v = _ask(package, verifier, [b, a], a.clone(), 1, u, emit)
+                v = _ask(package, verifier, [b, a], q, 1, u, emit)
                 _demand((v.accepted, v.token) == (0, 2), "a rejection, and the target's certain token", v)
 
 
 def first_and_last_coin(package: Package) -> None:
     """Coin 0 gives the first token with mass, the last coin the last one: zeros at either end are never emitted."""
     p = _law(0, 0.3, 0.7, 0)
-    for verifier in ("match", *REJECTION):
-        draft = package("tree").DraftTree.bare(0)
+    draft = package("tree").DraftTree.bare(0)
+    for verifier in _lossless(package, draft):
         for emit, token in ((0.0, 1), (LAST, 2)):
             v = package("verify").get(verifier)(draft, [p], [0.5], [emit])
             _demand(v.token == token, f"token {token} for the coin {emit!r}", v)
@@ -93,8 +105,8 @@ def sums_that_are_not_one(package: Package) -> None:
     """Laws whose float64 sum misses 1 by some bits: the last coin still gives a token with mass."""
     for scale in (1 - 1e-15, 1 + 1e-15, 1 - 2.0**-53):
         p = torch.cat([torch.full((9,), 0.1, dtype=torch.float64), _law(0.1, 0)]) * scale
-        for verifier in ("match", *REJECTION):
-            draft = package("tree").DraftTree.bare(0)
+        draft = package("tree").DraftTree.bare(0)
+        for verifier in _lossless(package, draft):
             v = package("verify").get(verifier)(draft, [p], [0.5], [LAST])
             _demand(v.token == 9, "the last token with mass for the last coin", v)
 
@@ -109,12 +121,10 @@ def nothing_left(package: Package) -> None:
         (_law(0, 0.5, 0.5), _law(0, 0.5 + tiny, 0.5)),
     ]
     for p, q in cases:
-        for verifier in REJECTION:
-            for emit in (0.0, 0.5, LAST):
-                for x in (1, 2):
-                    if q[x] > 0:
-                        v = _ask(package, verifier, [p, p], q, x, LAST, emit)
-                        _demand(float(p[v.token]) > 0, "a token that p allows", v)
+        for verifier, emit, x in product((*BY_RATIO, "onehot"), COINS, (1, 2)):
+            if q[x] > 0:
+                v = _ask(package, verifier, [p, p], q, x, LAST, emit)
+                _demand(float(p[v.token]) > 0, "a token that p allows", v)
     p = _law(0, 0.5, 0.5)
     residual = package("sampling").residual(p, p.clone())
     _demand(torch.equal(residual, p), "p itself where no mass is left", residual)
@@ -135,7 +145,7 @@ def not_a_law(package: Package) -> None:
         "logits of -inf only": lambda: sampling.law(_law(*[float("-inf")] * 3), sampling.SamplingRule(), [0], 1),
     }
     nan = _law(float("nan"), 0.5, 0.5)
-    for verifier in ("match", *REJECTION):
+    for verifier in _lossless(package, _chain(package, (0,), _law(0.5, 0.5, 0))):
         rows[f"a NaN target row ({verifier})"] = lambda v=verifier: _ask(  # type: ignore[misc]
             package, v, [nan, nan], _law(0.5, 0.5, 0), 0, 0.5, 0.5
         )
@@ -145,6 +155,64 @@ def not_a_law(package: Package) -> None:
         except error:
             continue
         raise FidelityError(f"NumericalError for {what}", came, "refuse it where the law is used")
+
+
+def only_possible_tokens(package: Package) -> None:
+    """No path and no token that p forbids, whatever the coins: chains, siblings of every kind, two branches."""
+    tree, d, w, wo = package("tree").DraftTree, "deterministic", "with_replacement", "without_replacement"
+    q, p, one, flat = _law(0.5, 0.25, 0.25), _law(0, 0.5, 0.5), _law(0, 0, 1), _law(0.5, 0.25, 0.25)
+    drafts = [
+        _chain(package, (0, 1), q),
+        _chain(package, (1, 0), None),
+        *(tree((0, 0, 1), (-1, 0, 0), (None, draw, draw), (q, None, None)) for draw in (d, w, wo)),
+        tree((0, 0, 0), (-1, 0, 0), (None, w, w), (q, None, None)),
+        tree((0, 0, 1, 2), (-1, 0, 0, 0), (None, wo, wo, wo), (q, None, None, None)),
+        tree((0, 1, 0, 2, 0), (-1, 0, 0, 1, 2), (None, wo, wo, w, w), (q, q, q, None, None)),
+        tree((0, 0, 2, 0, 2), (-1, 0, 0, 1, 2), (None, d, d, d, d), (None,) * 5),
+    ]
+    for draft in drafts:
+        for verifier in _lossless(package, draft):
+            for root, rest, u, emit in product((p, one, flat), (p, one), COINS, COINS):
+                rows = [root, *[rest] * (len(draft) - 1)]
+                v = package("verify").get(verifier)(draft, rows, [u] * len(draft), [emit] * (draft.depth + 1))
+                steps = [float(rows[draft.parents[i]][draft.tokens[i]]) for i in v.path[1:]]
+                sound = all(draft.parents[i] == above for above, i in pairwise(v.path))
+                possible = min([*steps, float(rows[v.path[-1]][v.token])]) > 0
+                _demand(v.path[0] == 0 and sound and possible, f"a path of tokens that p allows from '{verifier}'", v)
+
+
+def placeholders_are_refused(package: Package) -> None:
+    """A token below 0 is no token: as an index it would be one of the last in the vocabulary."""
+    for tokens in ((-1,), (1, -1), (-2, 0)):
+        for q in (None, _law(0.5, 0.25, 0.25)):
+            try:
+                draft = _chain(package, tokens, q)
+            except package("errors").InputError:
+                continue
+            raise FidelityError(f"InputError for the tokens {tokens}", draft, "refuse what is no token")
+
+
+def outside_of_its_premises(package: Package) -> None:
+    """A rule says no to a draft that it was not made for, instead of a law that is nobody's."""
+    tree, q, p = package("tree").DraftTree, _law(0.5, 0.25, 0.25), _law(0.25, 0.5, 0.25)
+    shapes: dict[str, tuple[Any, tuple[str, ...]]] = {
+        "a tree": (
+            tree((0, 0, 1), (-1, 0, 0), (None, *["with_replacement"] * 2), (q, None, None)),
+            ("chain", "block", "lenient"),
+        ),
+        "distinct siblings": (
+            tree((0, 0, 1), (-1, 0, 0), (None, *["without_replacement"] * 2), (q, None, None)),
+            ("chain", "block", "lenient", "kseq"),
+        ),
+        "a certain token": (_chain(package, (1,), None), ("kseq",)),
+    }
+    for what, (draft, names) in shapes.items():
+        for name in names:
+            try:
+                v = package("verify").get(name)(draft, [p] * len(draft), [LAST] * len(draft), [0.5] * 3)
+            except package("errors").NotApplicableError:
+                continue
+            raise FidelityError(f"NotApplicableError from '{name}' for {what}", v, "state the rule's premises")
 
 
 def duplicates_are_tested_apart(package: Package) -> None:
@@ -176,6 +244,9 @@ FIXTURES: dict[str, Callable[[Package], None]] = {
         sums_that_are_not_one,
         nothing_left,
         not_a_law,
+        only_possible_tokens,
+        placeholders_are_refused,
+        outside_of_its_premises,
         duplicates_are_tested_apart,
         ties_break_first,
     )

@@ -15,6 +15,7 @@ import torch
 
 from specdecode_ref.decode import Session
 from specdecode_ref.errors import FidelityError
+from specdecode_ref.sampling import SamplingRule, law, pick
 
 
 def checked_run(session: Any, tolerance: float = 0.0) -> list[tuple[int, ...]]:
@@ -68,7 +69,7 @@ def _draft_caches(proposer: Any) -> Iterator[tuple[Any, Any]]:
     """(model, cache) of a proposer and of those it is composed of."""
     if hasattr(proposer, "cache"):
         yield proposer._drafter.model, proposer.cache
-    for inner in getattr(proposer, "_proposers", ()):
+    for inner in (*getattr(proposer, "_proposers", ()), *filter(None, [getattr(proposer, "proposer", None)])):
         yield from _draft_caches(inner)
 
 
@@ -96,6 +97,67 @@ def check_coupled(
     some = session(model, [prompts[i] for i in order], drafter, sequences=order, **settings).run()
     _same([out.tokens for out in some], [plain[i] for i in order], f"rows {order} together")
     return plain
+
+
+def check_batch(
+    model: Any,
+    drafter: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    session: Callable[..., Any] = Session,
+    **settings: Any,
+) -> list[tuple[int, ...]]:
+    """Raises FidelityError unless a sequence's tokens depend on its prompt, its number and the seed, and on all three.
+
+    Under any verifier, rejection sampling too: in a batch, alone and reordered, the tokens are the same; copies of one
+    prompt and other seeds give others. Returns the tokens. settings: as in `Session`, the seed among them.
+    """
+
+    def run(rows: Sequence[int], **more: Any) -> list[tuple[int, ...]]:
+        chosen = [prompts[i] for i in rows]
+        outputs = session(model, chosen, drafter, **{"sequences": list(rows), **settings, **more}).run()
+        return [out.tokens for out in outputs]
+
+    everyone = list(range(len(prompts)))
+    together = run(everyone)
+    for rows in (everyone[:1], everyone[-1:], everyone[::-1], everyone[1::2]):
+        _same(run(rows), [together[i] for i in rows], f"rows {rows}")
+    _same(run(everyone, sequences=None), together, "numbered by default")
+    seed = settings.get("seed", 0)
+    copies = session(model, [prompts[0]] * 3, drafter, **settings).run()
+    others = [run(everyone[:1], seed=s)[0] for s in (seed, seed + 1, seed + 2, seed + (1 << 32))]
+    for what, outputs in (("copies of a prompt", [out.tokens for out in copies]), ("seeds", others)):
+        if len(set(outputs)) < len(outputs):
+            raise FidelityError(
+                f"different tokens for different {what}", outputs, "key every coin by seed and sequence"
+            )
+    return together
+
+
+def check_plain(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    coins: Callable[..., Any],
+    *,
+    session: Callable[..., Any] = Session,
+    rule: Any,
+    limit: int,
+    seed: int,
+) -> None:
+    """Raises FidelityError unless plain decoding is what it is by definition: the coin of a place draws from its law.
+
+    model: has `logits_after(tokens)`. coins: makes the coins of (seed, sequence). limit: of new tokens.
+    """
+    plain = SamplingRule(**{name: getattr(rule, name) for name in SamplingRule.__slots__})
+    expected = []
+    for number, prompt in enumerate(prompts):
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + limit and (len(tokens) == len(prompt) or tokens[-1] not in plain.eos):
+            after = law(model.logits_after(tokens), plain, tokens, len(prompt))
+            tokens.append(pick(after, coins(seed, number).emit(len(tokens))))
+        expected.append(tuple(tokens[len(prompt) :]))
+    found = [out.tokens for out in session(model, prompts, rule=rule, seed=seed, max_new_tokens=limit).run()]
+    _same(found, expected, "by definition")
 
 
 def _same(came: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]], where: str) -> None:

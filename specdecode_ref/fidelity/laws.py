@@ -34,7 +34,7 @@ def sequences(
     start: tuple[int, ...] = (),
     stopped: Callable[[tuple[int, ...]], bool] = lambda tokens: False,
 ) -> Law:
-    """The law of plain decoding: the sequences from `start` on that end at `length`, with an `eos`, or where `stopped`."""
+    """The law of plain decoding: sequences from `start` on that end at `length`, with an `eos`, or where `stopped`."""
     if len(start) >= length or (start and start[-1] in eos) or stopped(start):
         return {start: 1.0}
     out: Law = {}

@@ -7,6 +7,7 @@ copied, on table models whose p and q depend on the context.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Mutant:
     file:     relative to the package; `old` stands in it exactly once.
     rung:     the check of `suite` that catches it; none for lossless ones.
     law:      the law of `suite.LAWS` that it distorts; none where only states or single coins show it.
+    tv:       how far it moves that law: the total variation on the table models of seed 0.
     lossless: true for changes that keep the output law.
     """
 
@@ -38,11 +40,19 @@ class Mutant:
     new: str
     rung: str | None = None
     law: str | None = None
+    tv: float | None = None
     lossless: bool = False
 
     def plant(self) -> AbstractContextManager[Package]:
         """A private copy of the package with this change. Raises InputError when the patch no longer applies."""
         return planted(self.file, self.old, self.new)
+
+    def diff(self) -> str:
+        """The change as a unified diff of the package's source."""
+        source = (Path(__file__).parents[1] / self.file).read_text(encoding="utf-8")
+        changed = source.replace(self.old, self.new)
+        names = f"a/{self.file}", f"b/{self.file}"
+        return "".join(difflib.unified_diff(source.splitlines(True), changed.splitlines(True), *names))
 
 
 @cache

@@ -1,221 +1,190 @@
-"""What is asked of a package, original or private copy: its laws, its states, its boundaries.
+"""What is asked of a package, original or private copy: its laws, its states, its coins, its boundaries.
 
 Each check raises FidelityError and knows nothing of any bug. `LAWS` are exact laws, each as its distance from the
-target's; `RUNGS` are the checks that every mutant is sent through.
+target's; `RUNGS` are the checks that every mutant is sent through. Those in `OF_THE_LAW` ask for nothing but the output
+law, so every lossless program passes them, however slow its drafts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import cycle, product
 from typing import Any
 
-import torch
-
 from specdecode_ref.errors import FidelityError
-from specdecode_ref.fidelity import boundaries
-from specdecode_ref.fidelity.coupling import check_coupled, checked_run
-from specdecode_ref.fidelity.laws import definition, drafts, emitted, sequences, tv
-from specdecode_ref.fidelity.loop import Setup, generated
+from specdecode_ref.fidelity import boundaries, keys
+from specdecode_ref.fidelity.acceptance import check_acceptance
+from specdecode_ref.fidelity.coupling import check_batch, check_coupled, check_plain, checked_run
+from specdecode_ref.fidelity.drafting import check_drafters
+from specdecode_ref.fidelity.laws import drafts, sequences, tv
 from specdecode_ref.fidelity.private import Package
-from specdecode_ref.models.table import TableModel
+from specdecode_ref.fidelity.setups import (
+    CHAIN,
+    COMBINED,
+    DISTINCT,
+    DRAFTERS,
+    EXACT,
+    NEARLY,
+    RULES,
+    SIBLINGS,
+    Draws,
+    distance,
+    next_tokens,
+    pair,
+    setup,
+    transformer,
+)
 from specdecode_ref.sampling import SamplingRule
-from specdecode_ref.types import Draw
 
-EXACT = 1e-12
-"""The largest total variation that counts as none: rounding in float64."""
-
-RULES: Mapping[str, Mapping[str, Any]] = {
-    "plain": {},
-    "cool": {"temperature": 0.7},
-    "greedy": {"temperature": 0.0},
-    "top-k": {"top_k": 2},
-    "top-p": {"top_p": 0.7},
-    "min-p": {"min_p": 0.4},
-    "repetition": {"repetition_penalty": 1.6},
-    "presence": {"presence_penalty": 0.9},
-    "frequency": {"frequency_penalty": 0.8},
-    "bias": {"logit_bias": ((0, 0.7), (1, -0.9))},
-    "bad words": {"bad_words": ((1, 0), (2, 2))},
-    "min new tokens": {"min_new_tokens": 2},
+SHAPES: Mapping[str, tuple[Draws, int]] = {
+    "chain": (CHAIN, 4),
+    "certain chain": ((("deterministic",),) * 2, 3),
+    "siblings": (SIBLINGS, 3),
+    "distinct siblings": (DISTINCT, 3),
+    "likeliest siblings": ((("deterministic",) * 2,), 3),
+    "siblings of all kinds": ((("deterministic", "with_replacement", "without_replacement"),), 3),
+    "a fork below a token": ((("with_replacement",), ("with_replacement",) * 2), 2),
+    "two branches": ((("without_replacement",) * 2, ("without_replacement",)), 2),
 }
-"""Sampling rules over a vocabulary of 3, in which token 2 ends the text."""
-
-_ALL: dict[str, Any] = {
-    "temperature": 0.8,
-    "top_k": 2,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.3,
-    "presence_penalty": 0.4,
-    "frequency_penalty": 0.3,
-    "logit_bias": ((0, 0.5),),
-    "bad_words": ((1, 1),),
-    "min_new_tokens": 1,
-}
-COMBINED: Mapping[str, Mapping[str, Any]] = {
-    "all rules": _ALL,
-    "all rules, vllm": {**_ALL, "order": "vllm"},
-}
-
-DRAFTERS: Mapping[str, Callable[[Package, Any], Any]] = {
-    "chain": lambda package, q: package("drafters.model").ModelDrafter(q, (1, 1)),
-    "single": lambda package, q: package("drafters.model").ModelDrafter(q, (1,)),
-    "ngram": lambda package, q: package("drafters.ngram").NGram(2, 3, 1),
-    "hybrid": lambda package, q: package("drafters.first").First(
-        [package("drafters.ngram").NGram(2, 2, 2), package("drafters.model").ModelDrafter(q, (1, 1))]
-    ),
-    "siblings": lambda package, q: package("drafters.model").ModelDrafter(q, (2,)),
-    **{
-        f"{shape} {draw.replace('_', ' ')}": lambda package, q, branching=branching, draw=draw: (  # type: ignore[misc]
-            package("drafters.model").ModelDrafter(q, branching, draw)
-        )
-        for shape, branching in (("siblings", (2,)), ("tree", (2, 1)))
-        for draw in ("with_replacement", "without_replacement")
-    },
-}
+"""Drafts that a rule must keep the law on, each over a vocabulary of that size."""
 
 
-def setup(
-    drafter: str,
-    rule: Mapping[str, Any] | None = None,
-    *,
-    package: Package | None = None,
-    verifier: str = "auto",
-    seed: int = 0,
-    vocab: int = 3,
-    new_tokens: int = 3,
-) -> Setup:
-    """A generation from table models of that seed, in the package; the last token of the vocabulary is EOS."""
-    package = package or Package()
-    make = package("models.table").TableModel.random
-    return Setup(
-        make(vocab, order=2, scale=1.0, seed=2 * seed),
-        DRAFTERS[drafter](package, make(vocab, order=2, scale=1.0, seed=2 * seed + 1)),
-        rule=package("sampling").SamplingRule(**{"eos": (vocab - 1,), **(rule or {})}),
-        verifier=verifier,
-        new_tokens=new_tokens,
-        session=package("decode").Session,
-    )
+def _all_lossless(package: Package, seed: int) -> float:
+    """The worst of the rules that the package calls lossless, on a drawn chain."""
+    rules = [name for name, rule in package("verify").VERIFIERS.items() if rule.lossless]
+    return max(next_tokens(name, CHAIN, package=package, seed=seed, vocab=3, search=True) for name in rules)
 
 
-def distance(setup: Setup, *, search: bool = False) -> float:
-    """Total variation of the real loop's law from the target's."""
-    return tv(generated(setup, search=search).law, setup.target)
+def _rounds(verifier: str, branching: tuple[int, ...], package: Package, seed: int) -> float:
+    p, q = pair(seed, 2)
+    return tv(keys.rounds(package, verifier, branching, p, q, 2), sequences(p, 2))
 
 
-def next_tokens(
-    verifier: str,
-    draws: tuple[tuple[Draw, ...], ...],
-    *,
-    package: Package | None = None,
-    seed: int = 0,
-    vocab: int = 4,
-    search: bool = False,
-) -> float:
-    """Total variation of the tokens that a verifier emits in a round from the target's."""
-    package = package or Package()
-    p, q = (
-        definition(TableModel.random(vocab, order=2, scale=1.0, seed=s), (0, 1), SamplingRule())
-        for s in (2 * seed, 2 * seed + 1)
-    )
-    law = emitted(package("verify").get(verifier), p, drafts(q, draws, root=1), search=search)
-    return tv(law, sequences(p, len(draws) + 1))
+def _generation(drafter: str, rule: str = "plain", **more: Any) -> Callable[[Package, int], float]:
+    rules = {**RULES, **COMBINED}
+    return lambda package, seed: distance(setup(drafter, rules[rule], package=package, seed=seed, **more), search=True)
 
-
-CHAIN: tuple[tuple[Draw, ...], ...] = (("with_replacement",),) * 2
-SIBLINGS: tuple[tuple[Draw, ...], ...] = (("with_replacement",) * 2,)
-DISTINCT: tuple[tuple[Draw, ...], ...] = (("without_replacement",) * 2,)
 
 LAWS: Mapping[str, Callable[[Package, int], float]] = {
     "next tokens, chain": lambda package, seed: next_tokens("chain", CHAIN, package=package, seed=seed, search=True),
     "next tokens, tree": lambda package, seed: next_tokens("tree", SIBLINGS, package=package, seed=seed, search=True),
-    **{
-        name: lambda package, seed, name=name: distance(  # type: ignore[misc]
-            setup(name, package=package, seed=seed, new_tokens=4 if name == "single" else 3), search=True
-        )
-        for name in DRAFTERS
-    },
-    "chain, frequency penalty": lambda package, seed: distance(
-        setup("chain", RULES["frequency"], package=package, seed=seed), search=True
+    "next tokens, distinct siblings": lambda package, seed: next_tokens(
+        "tree", DISTINCT, package=package, seed=seed, search=True
     ),
+    "next tokens, all lossless rules": _all_lossless,
+    "rounds, block": lambda package, seed: _rounds("block", (1, 1), package, seed),
+    "rounds, siblings": lambda package, seed: _rounds("tree", (2,), package, seed),
+    **{name: _generation(name, new_tokens=4 if name == "single" else 3) for name in DRAFTERS},
+    "chain, cool": _generation("chain", "cool"),
+    "chain, top-k": _generation("chain", "top-k"),
+    "chain, min-p": _generation("chain", "min-p"),
+    "chain, frequency penalty": _generation("chain", "frequency"),
+    "chain, block": _generation("chain", "top-p", verifier="block"),
+    "chain, all rules": _generation("chain", "all rules"),
+    "hybrid, all rules": _generation("hybrid", "all rules, vllm"),
+    "tree, all rules": _generation("tree without replacement", "all rules"),
+    "two tokens, siblings with replacement": _generation("siblings with replacement", new_tokens=2),
+    "two tokens, siblings without replacement": _generation("siblings without replacement", new_tokens=2),
 }
 """Total variation by (package, seed of the table models), exact for wrong programs too."""
 
 
+@cache
+def total_variation(package: Package, law: str, seed: int = 0) -> float:
+    """How far that law of the package is from the target's; computed once for each package."""
+    return LAWS[law](package, seed)
+
+
 def verifiers(package: Package) -> None:
-    """Every rejection rule emits the target's law, on chains and on siblings of either draw."""
-    for verifier, draws in (("chain", CHAIN), ("tree", SIBLINGS), ("tree", DISTINCT)):
-        found = next_tokens(verifier, draws, package=package, search=True)
-        _demand(found, f"the target's law from '{verifier}'")
+    """Every rule that is called lossless emits the target's law on every shape it judges, zeros included."""
+    for (name, rule), (shape, (draws, vocab)) in product(package("verify").VERIFIERS.items(), SHAPES.items()):
+        _, draft = next(iter(drafts(pair(0, vocab)[1], draws)))
+        if not rule.lossless or rule.objection(draft):
+            continue
+        found = next_tokens(name, draws, package=package, vocab=vocab, search=True)
+        _demand(found, f"the target's law from '{name}' ({shape})")
+        found = next_tokens(name, draws, package=package, vocab=3, rule=SamplingRule(top_k=2), search=True)
+        _demand(found, f"the target's law from '{name}' ({shape}, top-k)")
+
+
+GENERATIONS = (
+    "ngram",
+    "hybrid, all rules",
+    "chain, all rules",
+    "tree, all rules",
+    "chain, block",
+    "two tokens, siblings with replacement",
+    "two tokens, siblings without replacement",
+    "chain",
+)
 
 
 def generations(package: Package) -> None:
-    """The real loop has the target's law: chain, n-gram, trees; with EOS, a length limit, and penalties."""
-    for drafter, rule, new_tokens in (
-        ("ngram", "plain", 3),
-        ("chain", "frequency", 3),
-        ("chain", "plain", 3),
-        ("siblings with replacement", "plain", 2),
-        ("siblings without replacement", "plain", 2),
-    ):
-        case = setup(drafter, RULES[rule], package=package, new_tokens=new_tokens)
-        _demand(distance(case, search=True), f"the target's law of a generation ({drafter}, {rule})")
+    """The real loop has the target's law: chain, n-gram, trees; with EOS, a length limit, and all sampling rules."""
+    for law in GENERATIONS:
+        _demand(total_variation(package, law), f"the target's law of a generation ({law})")
 
 
 def _demand(distance: float, expected: str) -> None:
-    if distance > EXACT:
+    if not distance <= EXACT:
         raise FidelityError(f"{expected}, to {EXACT:g}", f"a total variation of {distance:.3g}", "look at its cells")
 
 
 def states(package: Package) -> None:
     """Same coins, same tokens, same state: chain and trees, on a table model and on a small transformer."""
     make, session = package("models.table").TableModel.random, package("decode").Session
-    rule = package("sampling").SamplingRule(eos=(4,), frequency_penalty=0.8)
+    rule_of = package("sampling").SamplingRule
     target, draft = make(5, seed=0), make(5, seed=0, scale=1.2)
     prompts = [(0, 1, 2, 0, 1), (3,), (1, 2), (2, 3, 2, 3, 2)]
+    rules = cycle([{**RULES, **COMBINED}[name] for name in STATE_RULES])
     for seed, name in enumerate(DRAFTERS):
-        drafter = DRAFTERS[name](package, draft)
+        drafter, rule = DRAFTERS[name](package, draft), rule_of(**{"eos": (4,), **next(rules)})
         check_coupled(target, drafter, prompts, session=session, rule=rule, seed=seed, max_new_tokens=24)
     small = transformer(package)
-    for drafter in (
-        package("drafters").early_exit(small, (1, 1, 1), 2),
-        package("drafters").early_exit(small, (3, 2), 2),
+    for branching in ((1, 1, 1), (3, 2)):
+        drafter = package("drafters").early_exit(small, branching, 2)
+        checked_run(session(small, [(1, 2, 3), (4,)], drafter, max_new_tokens=16, rule=rule_of(eos=(4,))), NEARLY)
+
+
+STATE_RULES = (
+    "frequency",
+    "all rules",
+    "min-p",
+    "bias",
+    "bad words",
+    "plain",
+    "all rules, vllm",
+    "repetition",
+    "top-p",
+)
+
+
+def batch(package: Package) -> None:
+    """A sequence depends on its prompt, its number and the seed, and not on its neighbours."""
+    make, session = package("models.table").TableModel.random, package("decode").Session
+    rule, coins = package("sampling").SamplingRule, package("coins").Coins
+    target, draft = make(5, seed=0), make(5, seed=0, scale=1.2)
+    prompts = [(0, 1, 2, 0, 1), (3,), (1, 2), (2, 3, 2, 3, 2)]
+    for name, verifier in (
+        ("chain", "auto"),
+        ("chain", "block"),
+        ("tree without replacement", "auto"),
+        ("hybrid", "match"),
     ):
-        checked_run(session(small, [(1, 2, 3), (4,)], drafter, max_new_tokens=16, rule=rule), NEARLY)
+        drafter = DRAFTERS[name](package, draft)
+        check_batch(target, drafter, prompts, session=session, verifier=verifier, seed=5, max_new_tokens=24)
+    for number, settings in enumerate({**RULES, **COMBINED}.values()):
+        made = rule(**{"eos": (4,), **settings})
+        check_plain(target, prompts, coins, session=session, rule=made, seed=number << 31, limit=12)
 
 
-NEARLY = 1e-6
-"""What keys and logits of a float64 transformer may differ by: its norms are float32, and products round by shape."""
-
-
-def transformer(package: Package | None = None, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """A random model of the Llama family with 3 layers and 11 tokens."""
-    hidden, inner, heads, kv, vocab = 16, 24, 4, 2, 11
-    config = {
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": 3,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "tie_word_embeddings": True,
-    }
-    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    side = kv * hidden // heads
-    for layer in range(3):
-        at = f"model.layers.{layer}."
-        shapes |= {f"{at}{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
-        shapes |= {f"{at}self_attn.{n}_proj.weight": (hidden, hidden) for n in "qo"}
-        shapes |= {f"{at}self_attn.{n}_proj.weight": (side, hidden) for n in "kv"}
-        shapes |= {f"{at}mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
-        shapes |= {f"{at}mlp.down_proj.weight": (hidden, inner)}
-    generator = torch.Generator().manual_seed(seed)
-    weights = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        for name, shape in shapes.items()
-    }
-    return (package or Package())("models.transformer").Transformer.load(config, weights, dtype=dtype)
+def coins(package: Package) -> None:
+    """Every coin in [0, 1), one for each key, and rounds that share none: also for rules that look ahead."""
+    keys.check_range(package)
+    keys.check_distinct(package)
+    for law in ("rounds, block", "rounds, siblings"):
+        _demand(total_variation(package, law), f"the target's law over several rounds ({law})")
 
 
 def all_boundaries(package: Package) -> None:
@@ -225,8 +194,15 @@ def all_boundaries(package: Package) -> None:
 
 
 RUNGS: Mapping[str, Callable[[Package], None]] = {
-    "verifiers": verifiers,
-    "generations": generations,
-    "states": states,
     "boundaries": all_boundaries,
+    "verifiers": verifiers,
+    "acceptance": check_acceptance,
+    "drafters": check_drafters,
+    "coins": coins,
+    "batch": batch,
+    "states": states,
+    "generations": generations,
 }
+"""All checks by name, the quick ones first."""
+
+OF_THE_LAW = ("verifiers", "coins", "generations")
