@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,3 +54,9 @@ def test_summary_counts(make_trace: Callable[..., Any]) -> None:
     assert replay.summary(trace).startswith(
         f"24 tokens in {len(trace.rounds)} rounds · {24 / len(trace.rounds):.2f} tokens a round"
     )
+
+
+def test_summary_names_a_lossy_verifier(make_trace: Callable[..., Any]) -> None:
+    trace = make_trace()
+    lossy = replace(trace, header=replace(trace.header, verifier="typical"))
+    assert "LOSSY" in replay.summary(lossy) and "LOSSY" not in replay.summary(trace)

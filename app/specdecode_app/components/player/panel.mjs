@@ -60,10 +60,9 @@ function decided(parent, trace, round, state) {
   const updated = !rule.path && rule.by === "coin" && trace.header.verifier !== "kseq" && plain != null && test.p_eff != null && Math.abs(plain - test.p_eff) > 1e-9;
   const [p, q] = pair(test.p_eff, test.q_eff);
   if (rule.path) meter(parent, "w", "of the path", test.p_eff, p);
-  else {
-    meter(parent, "p", updated ? "target, updated" : "target", test.p_eff, p);
-    meter(parent, "q", "draft", test.q_eff, q);
-  }
+  else meter(parent, "p", updated ? "target, updated" : "target", test.p_eff, p);
+  if (rule.by === "threshold") meter(parent, "t", "threshold", test.u, prob(test.u));
+  else if (!rule.path) meter(parent, "q", "draft", test.q_eff, q);
   if (tossesCoins(trace, test)) coin(parent, test, rule.bar);
   const verdict = element("p", `verdict ${test.accepted ? "accepted" : "rejected"}`, parent);
   mark(test.accepted ? "accepted" : "rejected", verdict);
