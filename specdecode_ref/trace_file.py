@@ -188,6 +188,9 @@ def _check_verdict(r: Round, line: int, level: int, verifier: str) -> None:
         _check_path(r, line, verifier, below)
 
 
+LOSSY = frozenset({"typical", "relaxed", "lenient"})
+"""Verifiers that do not keep the target's law, for readers that must not load torch to know."""
+
 _TOP_DOWN = frozenset({"chain", "tree", "match", "kseq", "onehot", "lenient"})
 """Verifiers that test siblings in order and go on below the one that passed."""
 

@@ -24,7 +24,7 @@ from specdecode_ref.errors import TraceError
 from specdecode_ref.models.table import TableModel
 from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.trace import Trace, counts, token_ids
-from specdecode_ref.trace_file import MAX_BYTES, MAX_NODES, MAX_ROUNDS, json_schema, read_trace
+from specdecode_ref.trace_file import LOSSY, MAX_BYTES, MAX_NODES, MAX_ROUNDS, json_schema, read_trace
 from specdecode_ref.verify import VERIFIERS
 
 V = 9
@@ -101,6 +101,10 @@ def test_every_verifiers_trace_is_read_and_its_path_is_what_the_tests_say(kind: 
                     read_trace(as_bytes(replace(trace, rounds=tuple(rounds))))
                 refused += 1
     assert refused > 5 or verifier in ("typical", "relaxed")
+
+
+def test_a_reader_knows_the_lossy_verifiers() -> None:
+    assert {name for name, verifier in VERIFIERS.items() if not verifier.lossless} == LOSSY
 
 
 @pytest.mark.parametrize("verifier", ["block", "traversal", "typical"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdecode_ref.trace import Header, Round, Trace
-from specdecode_ref.verify import VERIFIERS
+from specdecode_ref.trace_file import LOSSY
 
 TOP = 6
 
@@ -81,8 +81,8 @@ def summary(trace: Trace) -> str:
     )
     rate = f"{accepted} of {drafted} draft tokens accepted" if drafted else "nothing drafted"
     tau = f"{emitted / rounds:.2f} tokens a round (tau)" if rounds else "no round"
-    known = VERIFIERS.get(trace.header.verifier)
-    loss = f" · LOSSY: '{known.name}' does not keep the target's law" if known and not known.lossless else ""
+    verifier = trace.header.verifier
+    loss = f" · LOSSY: '{verifier}' does not keep the target's law" if verifier in LOSSY else ""
     return f"{emitted} tokens in {rounds} rounds · {tau} · {rate}{loss}"
 
 
