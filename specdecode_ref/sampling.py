@@ -118,18 +118,27 @@ def law(logits: Tensor, rule: SamplingRule, history: Sequence[int], prompt_lengt
     Raises NumericalError where the logits hold NaN or +inf, or the rules leave no token; InputError where the rule
     names a token outside the vocabulary.
     """
-    rule.require_tokens_below(len(logits))
-    scores = logits.to(torch.float64, copy=True)
-    if not math.isfinite(top := float(scores.max())):
-        raise NumericalError("logits with a finite maximum", top, "check the model's weights")
-    for step in _ORDERS[rule.order]:
-        scores = step(scores, rule, history, prompt_length)
-    maximum, first = scores.max(-1)  # the first of equal maxima
+    ruled = scores(logits, rule, history, prompt_length)
+    maximum, first = ruled.max(-1)  # the first of equal maxima
     if not math.isfinite(maximum):
         raise NumericalError("a sampling rule that leaves a token", float(maximum), "forbid fewer, or bias them less")
     if rule.temperature == 0:
-        return point_mass(int(first), scores)
-    return scores.softmax(-1)
+        return point_mass(int(first), ruled)
+    return ruled.softmax(-1)
+
+
+def scores(logits: Tensor, rule: SamplingRule, history: Sequence[int], prompt_length: int) -> Tensor:
+    """The logits [V], float64, after every part of the rule but the softmax; -inf where a token is forbidden.
+
+    Arguments and errors as in `law`.
+    """
+    rule.require_tokens_below(len(logits))
+    out = logits.to(torch.float64, copy=True)
+    if not math.isfinite(top := float(out.max())):
+        raise NumericalError("logits with a finite maximum", top, "check the model's weights")
+    for step in _ORDERS[rule.order]:
+        out = step(out, rule, history, prompt_length)
+    return out
 
 
 def pick(law: Tensor, u: float) -> int:

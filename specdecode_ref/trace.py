@@ -34,11 +34,12 @@ _STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Which weights and which tokenizer: a name, a revision, a hash."""
+    """Which weights and which tokenizer: a name, a revision, a hash; and the dtype they ran in."""
 
     name: str
     revision: str = ""
     tokenizer: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from specdecode_ref.cli import screen
 from specdecode_ref.errors import InputError, UnknownNameError
+from specdecode_ref.trace import Trace
 from specdecode_ref.types import Draw
 
 MOST_NODES = 1024
@@ -113,6 +114,21 @@ def verifier_name(name: str, shape: tuple[int, ...] | None = None) -> str:
         able = ", ".join(v.name for v in verify.VERIFIERS.values() if "tree" in v.shapes)
         raise InputError("a verifier that judges trees", repr(name), f"use {able}, or a chain")
     return name
+
+
+def recorded_model(named: str | None, trace: Trace) -> str:
+    """The model to run a trace with again; by the trace's own word only the embedded default, which asks no hub."""
+    from specdecode_ref.models import zoo
+
+    name = trace.header.target.name
+    if named is None and name != zoo.DEFAULT:
+        raise InputError("--model for traces of another model", repr(name)[:80], "name its folder or file")
+    return named or name
+
+
+def recorded_dtype(named: str, trace: Trace) -> str:
+    """The dtype to run a trace in again: as recorded, unless told."""
+    return trace.header.target.dtype or named if named == "auto" else named
 
 
 def warn_of_loss(verifier: str) -> None:

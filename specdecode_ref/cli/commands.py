@@ -32,7 +32,21 @@ DraftModel = Annotated[
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float64.", rich_help_panel=WHAT)]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=WHAT)]
-Verifier = Annotated[str, typer.Option("--verifier", help="auto, or one that compare-verifiers lists. (lossy: typical, relaxed, lenient)", rich_help_panel=HOW)]
+Verifier = Annotated[
+    str,
+    typer.Option(
+        "--verifier",
+        help="auto, match, chain, tree, block, traversal, kseq or onehot; lossy: typical, relaxed, lenient.",
+        rich_help_panel=HOW,
+    ),
+]
+    str,
+    typer.Option(
+        "--verifier",
+        help="auto, or one that compare-verifiers lists. (lossy: typical, relaxed, lenient)",
+        rich_help_panel=HOW,
+    ),
+]
 Gamma = Annotated[
     int | None,
     typer.Option("--gamma", help="Tokens to draft in a chain. (default: the drafter's own)", rich_help_panel=HOW),

@@ -116,11 +116,11 @@ def _on_trace(request: Request) -> tuple[str, list[Row]]:
 
     checks.at_least_one("--rounds", request.rounds)
     trace = read_trace(request.trace or "")
-    name = request.model or trace.header.target.name
+    name, dtype = checks.recorded_model(request.model, trace), checks.recorded_dtype(request.dtype, trace)
     with screen.status(f"Running {screen.one_line(name)} again"):
-        target = zoo.load(name, dtype=request.dtype, device="cpu").model
+        target = zoo.load(name, dtype=dtype, device="cpu").model
         draft_name = request.draft_model
-        draft_model = (lambda: zoo.load(draft_name, dtype=request.dtype).model) if draft_name else None
+        draft_model = (lambda: zoo.load(draft_name, dtype=dtype).model) if draft_name else None
         drafted = (pair for pair in replayed(trace, target, draft_model) if len(pair[0]) > 1)
         rounds = list(islice(drafted, request.rounds))
         torch.set_num_threads(1)  # thousands of small sums: threads would only wait for each other

@@ -172,7 +172,8 @@ def _session(
 
 def model_info(loaded: Loaded) -> ModelInfo:
     """What a trace says about a model."""
-    return ModelInfo(loaded.name, loaded.revision, loaded.tokenizer.hash[:16])
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    return ModelInfo(loaded.name, loaded.revision, loaded.tokenizer.hash[:16], dtype)
 
 
 def _stream(session: Session, painter: screen.Painter | None) -> bool:

@@ -6,6 +6,7 @@ takes to make them once more.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -42,7 +43,7 @@ def replayed(
         [header.prompt],
         drafter_of(trace, target, draft_model),
         verifier=header.verifier,
-        rule=SamplingRule(**{name: _frozen(value) for name, value in header.sampling.items()}),
+        rule=rule_of(trace),
         seed=header.seed,
         sequences=[header.sequence],
         max_new_tokens=header.max_new_tokens,
@@ -57,6 +58,21 @@ def replayed(
                 "use the model, dtype and machine that the trace was recorded with",
             )
         yield session.judged[-1]
+
+
+def rule_of(trace: Trace) -> SamplingRule:
+    """The sampling rule of a trace's header, whose values may be anything. Raises TraceError where it is none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    sampling = trace.header.sampling
+    if strange := sorted(set(sampling) - set(SamplingRule.__slots__)):
+        raise TraceError("sampling settings of this package (line 1)", f"{strange}"[:80], "record the trace again")
+    try:
+        return TypeAdapter(SamplingRule).validate_json(json.dumps(sampling))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        came = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+        raise TraceError("valid sampling settings (line 1)", came, "record the trace again") from None
 
 
 class _Watched(Session):
@@ -79,7 +95,12 @@ def drafter_of(trace: Trace, target: Any, draft_model: Callable[[], Model] | Non
         return None
     names = method.split("+")
     parts = [settings] if len(names) == 1 else [settings.get(name, {}) for name in names]
-    drafters = [_drafter(name, part, target, draft_model) for name, part in zip(names, parts, strict=True)]
+    try:
+        drafters = [_drafter(name, part, target, draft_model) for name, part in zip(names, parts, strict=True)]
+    except (TypeError, AttributeError):  # the values may be anything
+        raise TraceError(
+            f"settings of the drafter '{method}' (line 1)", str(settings)[:80], "record it again"
+        ) from None
     return drafters[0] if len(drafters) == 1 else First(drafters)
 
 
@@ -94,8 +115,3 @@ def _drafter(name: str, settings: Mapping[str, Any], target: Any, draft_model: C
     if name == "model" and draft_model:
         return ModelDrafter(draft_model(), branching, draw)
     raise InputError("a trace of ngram, early-exit or model", repr(name), "name the draft model with --draft-model")
-
-
-def _frozen(value: Any) -> Any:
-    """JSON's lists as the tuples they were."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
