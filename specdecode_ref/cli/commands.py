@@ -40,13 +40,6 @@ Verifier = Annotated[
         rich_help_panel=HOW,
     ),
 ]
-    str,
-    typer.Option(
-        "--verifier",
-        help="auto, or one that compare-verifiers lists. (lossy: typical, relaxed, lenient)",
-        rich_help_panel=HOW,
-    ),
-]
 Gamma = Annotated[
     int | None,
     typer.Option("--gamma", help="Tokens to draft in a chain. (default: the drafter's own)", rich_help_panel=HOW),
