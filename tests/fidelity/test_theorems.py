@@ -46,7 +46,7 @@ def length(row: Row) -> float:
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_block_accepts_at_least_as_much_as_chain(seed: int, gamma: int) -> None:
     """Sun et al., theorem 2; with one token to judge there is nothing to gain."""
     found = rows(seed, ((WITH,),) * gamma, "chain", "block")
@@ -58,7 +58,7 @@ def test_block_accepts_at_least_as_much_as_chain(seed: int, gamma: int) -> None:
 def test_block_does_gain() -> None:
     gains = [
         length(found["block"]) / length(found["chain"]) - 1
-        for found in (rows(seed, ((WITH,),) * 3, "chain", "block") for seed in range(8))
+        for found in (rows(seed, ((WITH,),) * 3, "chain", "block") for seed in range(5))
     ]
     assert 0.01 < sum(gains) / len(gains) < 0.2
 
@@ -121,7 +121,7 @@ def optimum(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_kseq_is_within_its_bound_of_the_optimum(seed: int, k: int) -> None:
     """SpecTr, theorem 1: at least 1 - (1 - 1/k)^k of the optimum, and no lossless rule is above it."""
     p, q = pair(seed)
@@ -153,7 +153,7 @@ def test_rho_is_the_smallest_that_leaves_a_law(seed: int) -> None:
             assert float(left(rho * (1 - 1e-6)).min()) < 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_onehot_accepts_as_much_as_match_and_no_more_than_tree(seed: int) -> None:
     found = rows(seed, ((WITH, WITH), (WITH,)), "match", "onehot", "tree")
     assert length(found["onehot"]) == pytest.approx(length(found["match"]), abs=EXACT)
