@@ -14,6 +14,7 @@ import torch
 
 from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity.private import Package
+from specdecode_ref.sampling import pick
 
 LAST = 1 - 2.0**-53
 """The largest coin there is."""
@@ -181,6 +182,21 @@ def only_possible_tokens(package: Package) -> None:
                 _demand(v.path[0] == 0 and sound and possible, f"a path of tokens that p allows from '{verifier}'", v)
 
 
+def every_coin_in_its_place(package: Package) -> None:
+    """A node is tested with its own accept coin, and the token is drawn with the emit coin of its place."""
+    w, p, q = "with_replacement", _law(0.25, 0.25, 0.25, 0.25), _law(0.1, 0.2, 0.3, 0.4)
+    fork = package("tree").DraftTree((0, 1, 2, 3), (-1, 0, 1, 1), (None, w, w, w), (q, q, None, None))
+    for draft in (fork, _chain(package, (3, 2, 1), q), _chain(package, (), None)):
+        for verifier in _lossless(package, draft):
+            for u, step in product((0.05, 0.6), (0.01, 0.1)):
+                accept, emit = ([u + step * i for i in range(4)], [0.9, 0.4, 0.15, 0.65])
+                v = package("verify").get(verifier)(draft, [p] * len(draft), accept, emit[: draft.depth + 1])
+                place = len(v.path) - 1
+                _demand(v.token == pick(v.law, emit[place]), f"the token of emit coin {place} from '{verifier}'", v)
+                own = [t.u == accept[t.node] for t in v.tests if verifier != "match"]
+                _demand(all(own), f"every node tested with its own coin by '{verifier}'", v)
+
+
 def placeholders_are_refused(package: Package) -> None:
     """A token below 0 is no token: as an index it would be one of the last in the vocabulary."""
     for tokens in ((-1,), (1, -1), (-2, 0)):
@@ -245,6 +261,7 @@ FIXTURES: dict[str, Callable[[Package], None]] = {
         nothing_left,
         not_a_law,
         only_possible_tokens,
+        every_coin_in_its_place,
         placeholders_are_refused,
         outside_of_its_premises,
         duplicates_are_tested_apart,

@@ -16,6 +16,7 @@ import torch
 from specdecode_ref.decode import Session
 from specdecode_ref.errors import FidelityError
 from specdecode_ref.sampling import SamplingRule, law, pick
+from specdecode_ref.tree import ancestors
 
 
 def checked_run(session: Any, tolerance: float = 0.0) -> list[tuple[int, ...]]:
@@ -55,6 +56,31 @@ def _compare(model: Any, cache: Any, b: int, tokens: Sequence[int], root: int, w
     alone.rollback()
     here, there = (model.forward(torch.tensor([[root]]), [[-1]], c).logits[0, 0] for c in (alone, fresh))
     _close(here, there, f"next logits ({whose})", tolerance)
+
+
+def check_every_path(model: Any, prompt: Sequence[int], parents: Sequence[int], tolerance: float = 0.0) -> None:
+    """Raises FidelityError unless each node of a tree is scored, and kept if it is accepted, as a text of its own.
+
+    parents: of a tree whose root is the last token of the prompt.
+    """
+    tokens = [prompt[-1], *((3 * node + 1) % model.vocab_size for node in range(1, len(parents)))]
+    cache = model.new_cache(1, len(prompt) + len(parents))
+    model.prefill([prompt[:-1]], cache)
+    scores = model.forward(torch.tensor([tokens]), [list(parents)], cache).logits[0]
+    for node in range(len(parents)):
+        path = ancestors(parents, node)
+        text = [*prompt[:-1], *(tokens[i] for i in path)]
+        fresh = model.new_cache(1, len(text))
+        model.prefill([text[:-1]], fresh)
+        _close(
+            scores[node],
+            model.forward(torch.tensor([text[-1:]]), [[-1]], fresh).logits[0, 0],
+            f"scores at node {node}",
+            tolerance,
+        )
+        kept = copy.deepcopy(cache)
+        kept.commit([path])
+        _compare(model, kept, 0, text, tokens[0], f"the path to node {node}", tolerance)
 
 
 def _close(came: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float) -> None:

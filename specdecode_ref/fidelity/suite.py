@@ -7,15 +7,18 @@ law, so every lossless program passes them, however slow its drafts.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import cycle, product
 from typing import Any
 
+import torch
+
 from specdecode_ref.errors import FidelityError
 from specdecode_ref.fidelity import boundaries, keys
 from specdecode_ref.fidelity.acceptance import check_acceptance
-from specdecode_ref.fidelity.coupling import check_batch, check_coupled, check_plain, checked_run
+from specdecode_ref.fidelity.coupling import check_batch, check_coupled, check_every_path, check_plain, checked_run
 from specdecode_ref.fidelity.drafting import check_drafters
 from specdecode_ref.fidelity.laws import drafts, sequences, tv
 from specdecode_ref.fidelity.private import Package
@@ -35,19 +38,22 @@ from specdecode_ref.fidelity.setups import (
     setup,
     transformer,
 )
-from specdecode_ref.sampling import SamplingRule
+from specdecode_ref.sampling import SamplingRule, law
 
 SHAPES: Mapping[str, tuple[Draws, int]] = {
     "chain": (CHAIN, 4),
     "certain chain": ((("deterministic",),) * 2, 3),
     "siblings": (SIBLINGS, 3),
-    "distinct siblings": (DISTINCT, 3),
+    "distinct siblings": (DISTINCT, 4),
     "likeliest siblings": ((("deterministic",) * 2,), 3),
     "siblings of all kinds": ((("deterministic", "with_replacement", "without_replacement"),), 3),
     "a fork below a token": ((("with_replacement",), ("with_replacement",) * 2), 2),
     "two branches": ((("without_replacement",) * 2, ("without_replacement",)), 2),
 }
 """Drafts that a rule must keep the law on, each over a vocabulary of that size."""
+
+WITH_ZEROS = ("chain", "siblings of all kinds", "siblings")
+"""Those that are also judged where top-k leaves two tokens."""
 
 
 def _all_lossless(package: Package, seed: int) -> float:
@@ -76,24 +82,20 @@ LAWS: Mapping[str, Callable[[Package, int], float]] = {
     "rounds, block": lambda package, seed: _rounds("block", (1, 1), package, seed),
     "rounds, siblings": lambda package, seed: _rounds("tree", (2,), package, seed),
     **{name: _generation(name, new_tokens=4 if name == "single" else 3) for name in DRAFTERS},
-    "chain, cool": _generation("chain", "cool"),
-    "chain, top-k": _generation("chain", "top-k"),
-    "chain, min-p": _generation("chain", "min-p"),
-    "chain, frequency penalty": _generation("chain", "frequency"),
+    **{f"single, {rule}": _generation("single", rule) for rule in ("cool", "top-k", "min-p", "frequency")},
+    **{f"two tokens, {name}": _generation(name, new_tokens=2) for name in DRAFTERS},
     "chain, block": _generation("chain", "top-p", verifier="block"),
     "chain, all rules": _generation("chain", "all rules"),
     "hybrid, all rules": _generation("hybrid", "all rules, vllm"),
     "tree, all rules": _generation("tree without replacement", "all rules"),
-    "two tokens, siblings with replacement": _generation("siblings with replacement", new_tokens=2),
-    "two tokens, siblings without replacement": _generation("siblings without replacement", new_tokens=2),
 }
 """Total variation by (package, seed of the table models), exact for wrong programs too."""
 
 
 @cache
-def total_variation(package: Package, law: str, seed: int = 0) -> float:
-    """How far that law of the package is from the target's; computed once for each package."""
-    return LAWS[law](package, seed)
+def total_variation(package: Package, name: str, seed: int = 0) -> float:
+    """How far that law of `LAWS` is from the target's; computed once for each package."""
+    return LAWS[name](package, seed)
 
 
 def verifiers(package: Package) -> None:
@@ -102,28 +104,58 @@ def verifiers(package: Package) -> None:
         _, draft = next(iter(drafts(pair(0, vocab)[1], draws)))
         if not rule.lossless or rule.objection(draft):
             continue
-        found = next_tokens(name, draws, package=package, vocab=vocab, search=True)
-        _demand(found, f"the target's law from '{name}' ({shape})")
-        found = next_tokens(name, draws, package=package, vocab=3, rule=SamplingRule(top_k=2), search=True)
-        _demand(found, f"the target's law from '{name}' ({shape}, top-k)")
+        for top_k in (0, 2) if shape in WITH_ZEROS else (0,):
+            sampling = SamplingRule(top_k=top_k)
+            found = next_tokens(name, draws, package=package, vocab=vocab, rule=sampling, search=True)
+            _demand(found, f"the target's law from '{name}' ({shape}, {top_k=})")
+
+
+def rules(package: Package) -> None:
+    """The law under every mixture of sampling rules is its definition, ties and near misses included."""
+    sampling, rng = package("sampling"), random.Random(0)
+    for _ in range(300):
+        settings: dict[str, Any] = {
+            "temperature": rng.choice((0.0, 0.4, 1.0, 2.5)),
+            "top_k": rng.choice((0, 1, 3)),
+            "top_p": rng.choice((1.0, 0.5, 0.9)),
+            "min_p": rng.choice((0.0, 0.2)),
+            "repetition_penalty": rng.choice((1.0, 1.5)),
+            "presence_penalty": rng.choice((0.0, 0.5)),
+            "frequency_penalty": rng.choice((0.0, -0.25, 0.75)),
+            "logit_bias": rng.choice(((), ((1, 1.5), (3, -0.5)))),
+            "bad_words": rng.choice(((), ((2,),), ((0, 1), (4, 4, 3)))),
+            "min_new_tokens": rng.choice((0, 2)),
+            "eos": rng.choice(((), (5,), (0, 5))),
+            "order": rng.choice(("transformers", "vllm")),
+        }
+        logits = torch.tensor([rng.randrange(-4, 5) / 2 for _ in range(6)], dtype=torch.float64)
+        history, prompt = [rng.randrange(6) for _ in range(rng.randrange(1, 7))], rng.randrange(1, 4)
+        prompt = min(prompt, len(history))
+        expected = law(logits, SamplingRule(**settings), history, prompt)
+        found = sampling.law(logits.clone(), sampling.SamplingRule(**settings), history, prompt)
+        if not torch.equal(found, expected):
+            raise FidelityError(
+                f"{expected.tolist()} under {settings}", found.tolist(), "look at the order of the rules"
+            )
 
 
 GENERATIONS = (
     "ngram",
+    "two tokens, single",
     "hybrid, all rules",
+    "two tokens, siblings with replacement",
+    "two tokens, siblings without replacement",
     "chain, all rules",
     "tree, all rules",
     "chain, block",
-    "two tokens, siblings with replacement",
-    "two tokens, siblings without replacement",
     "chain",
 )
 
 
 def generations(package: Package) -> None:
     """The real loop has the target's law: chain, n-gram, trees; with EOS, a length limit, and all sampling rules."""
-    for law in GENERATIONS:
-        _demand(total_variation(package, law), f"the target's law of a generation ({law})")
+    for name in GENERATIONS:
+        _demand(total_variation(package, name), f"the target's law of a generation ({name})")
 
 
 def _demand(distance: float, expected: str) -> None:
@@ -137,15 +169,20 @@ def states(package: Package) -> None:
     rule_of = package("sampling").SamplingRule
     target, draft = make(5, seed=0), make(5, seed=0, scale=1.2)
     prompts = [(0, 1, 2, 0, 1), (3,), (1, 2), (2, 3, 2, 3, 2)]
+    small = transformer(package)
+    check_every_path(target, (0, 1, 2), IRREGULAR)
+    check_every_path(small, (1, 2, 3), IRREGULAR, NEARLY)
     rules = cycle([{**RULES, **COMBINED}[name] for name in STATE_RULES])
     for seed, name in enumerate(DRAFTERS):
         drafter, rule = DRAFTERS[name](package, draft), rule_of(**{"eos": (4,), **next(rules)})
-        check_coupled(target, drafter, prompts, session=session, rule=rule, seed=seed, max_new_tokens=24)
-    small = transformer(package)
+        check_coupled(target, drafter, prompts, session=session, rule=rule, seed=seed, max_new_tokens=16)
     for branching in ((1, 1, 1), (3, 2)):
         drafter = package("drafters").early_exit(small, branching, 2)
         checked_run(session(small, [(1, 2, 3), (4,)], drafter, max_new_tokens=16, rule=rule_of(eos=(4,))), NEARLY)
 
+
+IRREGULAR = (-1, 0, 0, 0, 1, 2, 2, 3, 6, 5, 8)
+"""The parents of a tree in which neither depth nor index gives a node's branch away."""
 
 STATE_RULES = (
     "frequency",
@@ -166,6 +203,9 @@ def batch(package: Package) -> None:
     rule, coins = package("sampling").SamplingRule, package("coins").Coins
     target, draft = make(5, seed=0), make(5, seed=0, scale=1.2)
     prompts = [(0, 1, 2, 0, 1), (3,), (1, 2), (2, 3, 2, 3, 2)]
+    for number, settings in enumerate({**RULES, **COMBINED}.values()):
+        made = rule(**{"eos": (4, 2) if number % 2 else (4,), **settings})
+        check_plain(target, prompts, coins, session=session, rule=made, seed=number << 31, limit=12)
     for name, verifier in (
         ("chain", "auto"),
         ("chain", "block"),
@@ -173,18 +213,15 @@ def batch(package: Package) -> None:
         ("hybrid", "match"),
     ):
         drafter = DRAFTERS[name](package, draft)
-        check_batch(target, drafter, prompts, session=session, verifier=verifier, seed=5, max_new_tokens=24)
-    for number, settings in enumerate({**RULES, **COMBINED}.values()):
-        made = rule(**{"eos": (4,), **settings})
-        check_plain(target, prompts, coins, session=session, rule=made, seed=number << 31, limit=12)
+        check_batch(target, drafter, prompts, session=session, verifier=verifier, seed=5, max_new_tokens=14)
 
 
 def coins(package: Package) -> None:
     """Every coin in [0, 1), one for each key, and rounds that share none: also for rules that look ahead."""
     keys.check_range(package)
     keys.check_distinct(package)
-    for law in ("rounds, block", "rounds, siblings"):
-        _demand(total_variation(package, law), f"the target's law over several rounds ({law})")
+    for name in ("rounds, block", "rounds, siblings"):
+        _demand(total_variation(package, name), f"the target's law over several rounds ({name})")
 
 
 def all_boundaries(package: Package) -> None:
@@ -199,6 +236,7 @@ RUNGS: Mapping[str, Callable[[Package], None]] = {
     "acceptance": check_acceptance,
     "drafters": check_drafters,
     "coins": coins,
+    "rules": rules,
     "batch": batch,
     "states": states,
     "generations": generations,

@@ -10,9 +10,8 @@ import pytest
 
 from specdecode_ref.errors import FidelityError, InputError, UnknownNameError
 from specdecode_ref.fidelity import mutants
-from specdecode_ref.fidelity.loop import generated
 from specdecode_ref.fidelity.private import Package, planted
-from specdecode_ref.fidelity.setups import EXACT, setup
+from specdecode_ref.fidelity.setups import EXACT
 from specdecode_ref.fidelity.suite import LAWS, OF_THE_LAW, RUNGS, total_variation
 
 CATALOGUE = mutants.catalogue()
@@ -42,20 +41,25 @@ def test_a_lossless_change_passes_every_check_of_the_law(name: str) -> None:
     mutant = CATALOGUE[name]
     assert mutant.law is not None
     with mutant.plant() as package:
+        if mutant.file.startswith("verify/"):
+            RUNGS["verifiers"](package)
+            RUNGS["coins"](package)
+            # No other file than these can matter to the two: that is why the other changes need not go through them.
+            loaded = {name.removeprefix(f"{package.name}.") for name in sys.modules if name.startswith(package.name)}
+            assert mutant.file[:-3].replace("/", ".") in loaded and not {"decode", "sequence", "drafters"} & loaded
+        RUNGS["generations"](package)
         assert total_variation(package, mutant.law) < EXACT
-        for rung in OF_THE_LAW:
-            RUNGS[rung](package)
 
 
-@pytest.mark.parametrize("name", ["E01", "E02", "E05"])
-def test_a_lossless_change_is_still_a_change(name: str) -> None:
-    """The other oracle, acceptance, sees them; a random draft model may even gain by a stale cache."""
-    with CATALOGUE[name].plant() as package:
-        changed = generated(setup("single", package=package, new_tokens=4), search=True)
-    assert abs(changed.accepted - generated(setup("single", new_tokens=4)).accepted) > 1e-3
+@pytest.mark.parametrize(("name", "rung"), [("E01", "acceptance"), ("E02", "acceptance"), ("E05", "drafters")])
+def test_a_lossless_change_is_still_a_change(name: str, rung: str) -> None:
+    """The other oracles see them: how much is accepted, and which law the draft model stands for."""
+    with CATALOGUE[name].plant() as package, pytest.raises(FidelityError):
+        RUNGS[rung](package)
 
 
 def test_the_catalogue_is_whole() -> None:
+    assert OF_THE_LAW == ("verifiers", "coins", "generations")
     for name, mutant in CATALOGUE.items():
         assert name == mutant.id and mutant.old != mutant.new
         assert mutant.lossless == (mutant.rung is None) == name.startswith("E")
@@ -78,7 +82,8 @@ def test_a_diff_is_one_hunk_of_the_real_source(name: str) -> None:
 
 def test_the_catalogue_can_be_read_without_torch() -> None:
     """The app shows stories and diffs; that must not cost the import of torch."""
-    script = "import sys; from specdecode_ref.fidelity import mutants as m; m.get('M01').diff(); print('torch' in sys.modules)"
+    script = "import sys; from specdecode_ref.fidelity import mutants; mutants.get('M01').diff()"
+    script += "; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout == "False\n"
 
@@ -111,4 +116,4 @@ def test_a_copy_is_private() -> None:
 
 def test_a_copy_without_a_change_passes() -> None:
     with planted("verify/chain.py", "u * q_x < p_x", "(u * q_x < p_x)") as package:
-        RUNGS["verifiers"](package)
+        RUNGS["boundaries"](package)
