@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def write(path: str | None) -> int:
     """Make the vectors anew, into a file or to standard output."""
-    from specdecode_ref.fidelity import vector_cases
+    from specdecode_ref.fidelity.vectors import making
 
     target = checks.output_file(path, "FILE")
-    text = vector_cases.text()
+    text = making.text()
     if target is None:
         print(text, end="")
         return 0
@@ -33,10 +33,11 @@ def write(path: str | None) -> int:
 
 def check(path: str, against: str | None, verifiers: Sequence[str], float32: bool, as_json: bool) -> int:
     """Print how the answers compare; 0 when all are right, 1 otherwise."""
-    from specdecode_ref.fidelity import vector_file, vectors
+    from specdecode_ref.fidelity import vectors
+    from specdecode_ref.fidelity.vectors import file
 
-    due = vectors.cases() if against is None else vector_file.read_cases(against)
-    report = vectors.check(vector_file.read_answers(path), against=due, verifiers=verifiers, float32=float32)
+    due = vectors.cases() if against is None else file.read_cases(against)
+    report = vectors.check(file.read_answers(path), against=due, verifiers=verifiers, float32=float32)
     if as_json:
         print(json.dumps(_plain(report), allow_nan=False))
     else:

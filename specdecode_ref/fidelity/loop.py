@@ -137,8 +137,9 @@ def _ends(setup: Setup, session: Any, output: tuple[int, ...], search: bool) -> 
     after, base = setup.after, len(setup.prompt) + len(output)
     (row,) = session._rows
     frozen = (*row.rounds, row.proposer.draft, row.proposer.verdict, setup.rule)
-    drafters = (setup.drafter, *getattr(setup.drafter, "drafters", ()))
-    shared = {id(x): x for x in (setup.model, *drafters, *frozen)}  # what a fork need not copy
+    drafters = (session._drafter, setup.drafter, *getattr(setup.drafter, "drafters", ()))
+    fixed = (session._verifier, session._tokenizer, session._about)
+    shared = {id(x): x for x in (setup.model, *drafters, *frozen, *fixed)}  # what a fork need not copy
     rule = setup.verifier if setup.verifier != "auto" else "tree"
     known: dict[Any, Edges] = {}
 

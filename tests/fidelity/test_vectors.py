@@ -16,9 +16,10 @@ import torch
 
 from specdecode_ref import cli, verify
 from specdecode_ref.errors import InputError
-from specdecode_ref.fidelity import mutants, vector_cases, vectors
+from specdecode_ref.fidelity import mutants, vectors
 from specdecode_ref.fidelity.private import Package, planted
-from specdecode_ref.fidelity.vector_file import MAX_BYTES, Case, Refusal, Verdict, read_answers, read_cases
+from specdecode_ref.fidelity.vectors import making
+from specdecode_ref.fidelity.vectors.file import MAX_BYTES, Case, Refusal, Verdict, read_answers, read_cases
 from specdecode_ref.tree import depths
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "test-vectors.md"
@@ -38,7 +39,7 @@ def answers(package: Package | None = None) -> list[dict[str, Any]]:
 
 
 def test_the_shipped_file_is_what_the_seed_gives() -> None:
-    assert vectors.FILE.read_text(encoding="utf-8") == vector_cases.text()
+    assert vectors.FILE.read_text(encoding="utf-8") == making.text()
 
 
 def test_our_own_verifiers_answer_all() -> None:
@@ -259,7 +260,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(vector_cases, "text", lambda: "the vectors\n")
+    monkeypatch.setattr(making, "text", lambda: "the vectors\n")
     file = tmp_path / "vectors.json"
     assert cli.execute(["vectors", "write", str(file)]) == 0
     assert file.read_text(encoding="utf-8") == "the vectors\n" and list(tmp_path.iterdir()) == [file]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import nextafter
 from typing import Any
 
-from specdecode_ref.fidelity.vector_file import Nodes
+from specdecode_ref.fidelity.vectors.file import Nodes
 from specdecode_ref.tree import depths
 from specdecode_ref.types import Draw
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from specdecode_ref import verify
 from specdecode_ref.errors import NotApplicableError, NumericalError
-from specdecode_ref.fidelity import vector_edges
 from specdecode_ref.fidelity.private import Package
-from specdecode_ref.fidelity.vector_file import (
+from specdecode_ref.fidelity.vectors import edges, judged
+from specdecode_ref.fidelity.vectors.file import (
     FLOAT32,
     FORMAT,
     NOT_A_LAW,
@@ -30,7 +30,6 @@ from specdecode_ref.fidelity.vector_file import (
     Verdict,
     law,
 )
-from specdecode_ref.fidelity.vectors import judged
 from specdecode_ref.sampling import pick, residual
 from specdecode_ref.tree import ancestors, depths
 from specdecode_ref.types import Draw
@@ -117,7 +116,7 @@ def made(seed: int = SEED) -> Iterator[Case]:
         for parameters in LOSSY.get(name, ({},)):
             number = count(1)
             blank = _blank(name, verifier.lossless, parameters)
-            for edge in vector_edges.edges(name) if parameters == LOSSY.get(name, ({},))[0] else ():
+            for edge in edges.edges(name) if parameters == LOSSY.get(name, ({},))[0] else ():
                 yield _numbered(_filled(replace(blank, **edge)), number)
             for scenario in CHOSEN[name]:
                 for case in _covering(blank, SCENARIOS[scenario], rng):

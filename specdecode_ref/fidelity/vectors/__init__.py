@@ -1,7 +1,7 @@
 """Test vectors: (tree, p, q, coins) -> verdict, as JSON that a verifier in any language can be checked against.
 
 `cases` are the shipped ones, `check` compares a program's answers with them, and `answer` is what this package itself
-says. `vector_file` reads the files, `vector_cases` makes the shipped one.
+says. `file` reads the files, `making` makes the shipped one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from specdecode_ref.errors import InputError
 from specdecode_ref.fidelity.private import Package
-from specdecode_ref.fidelity.vector_file import (
+from specdecode_ref.fidelity.vectors.file import (
     NOT_A_LAW,
     NOT_APPLICABLE,
     Answer,
