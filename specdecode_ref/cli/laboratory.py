@@ -122,6 +122,43 @@ def diff(
     )
 
 
+@app.command()
+def fidelity(
+    verifier: Annotated[str, typer.Option("--verifier", help="module:function, or one of ours, such as chain.")],
+    batched: Annotated[bool, typer.Option("--batched", help="A batched function, as engines have them.")] = False,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="chain, tree or both. (default: trees too unless it refuses them)")
+    ] = None,
+    vocab: Annotated[int, typer.Option("--vocab", help="Tokens of the vocabulary, 2 to 64.")] = 5,
+    gamma: Annotated[int, typer.Option("--gamma", help="Tokens of a chain, 1 to 8.")] = 2,
+    samples: Annotated[int | None, typer.Option("--samples", help="Sequences to sample.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of laws and coins.")] = 0,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="Seconds that one call may take.")] = 10.0,
+    draws: Annotated[
+        list[str] | None,
+        typer.Option("--draw", help="with_replacement, without_replacement or deterministic; may be given again."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Find out whether a verifier, anyone's, keeps the target's law: exit code 0 lossless, 1 not, 2 usage."""
+    from specdecode_ref.cli import fidelity as command
+
+    return command.run(
+        command.Request(
+            verifier=verifier,
+            batched=batched,
+            kind=kind,
+            vocab=vocab,
+            gamma=gamma,
+            samples=samples,
+            seed=seed,
+            time_limit=time_limit,
+            draws=draws or [],
+            json=as_json,
+        )
+    )
+
+
 @vectors_app.command("write")
 def vectors_write(
     file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Where to; standard output without it.")] = None,

@@ -42,7 +42,11 @@ def runnable(lesson: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_the_lessons_are_the_only_thing_committed_here() -> None:
-    assert [path.name for path in LESSONS] == ["01_rejection_sampling.py", "02_chain_on_a_real_model.py"]
+    assert [path.name for path in LESSONS] == [
+        "01_rejection_sampling.py",
+        "02_chain_on_a_real_model.py",
+        "03_how_decoders_break.py",
+    ]
     others = {path.name for path in (ROOT / "tutorials").iterdir()} - {path.name for path in LESSONS}
     assert others <= {"__pycache__", ".ipynb_checkpoints"}, "notebooks are built, not committed"
 
