@@ -251,4 +251,4 @@ def trees(vocab: int, draws: Sequence[Draw]) -> Iterator[tuple[Shape, str, int]]
         yield Shape.tree((0, 0, 1), CERTAIN, WITHOUT, WITH), "smooth", v
         yield Shape.tree((0, 0, 2), WITH, WITHOUT, CERTAIN), "smooth", v
     if CERTAIN in allowed:
-        yield Shape.tree((0, 0, 0, 2), CERTAIN), "smooth", 37
+        yield Shape.tree((0, 0, 0, 2), CERTAIN), "smooth", 17

@@ -5,15 +5,17 @@
 
 `examine` gives a `Report`: the verdict, the distance from the target's law with its bound, the first rung that fails,
 and the smallest input that shows it. A verifier that raises, hangs, crashes, answers nonsense or has randomness of its
-own is a finding with a name; it is run in a child process, so that it cannot take this one along.
+own is a finding with a name; it is run in child processes, one a core, so that it cannot take this one along.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from specdecode_ref import verify as rules
@@ -28,6 +30,14 @@ from specdecode_ref.types import Draw
 
 Kind = Literal["chain", "tree", "both"]
 LOSSLESS, NOT = "lossless", "not lossless"
+
+RUNGS = ("contract", "D", "R1", "R2", "repeat")
+"""In the order in which they are tried."""
+
+UNDECIDED = ("too slow", "refuses")
+"""Findings that say less than any other."""
+
+MOST_PROCESSES = 4
 
 
 @dataclass(frozen=True)
@@ -152,18 +162,61 @@ def examine(
     if name is None:
         name = verifier if isinstance(verifier, str) else getattr(verifier, "__qualname__", type(verifier).__name__)
 
-    def work(watch: Watch) -> Report:
-        return _examined(function, plan, batched, watch, Deadline(budget))
+    def work(part: int, parts: int, watch: Watch) -> Report:
+        return _examined(function, replace(plan, part=part, parts=parts), batched, watch, Deadline(budget))
 
     begin = time.monotonic()
     if isolation.available() if isolated is None else isolated:
-        found = isolation.apart(work, time_limit)
+        parts = 1 if batched else min(_cores(), MOST_PROCESSES)
+        works = [partial(work, part, parts) for part in range(parts)]
+        reports = [_of_the_dead(found) for found in isolation.apart(works, time_limit)]
     else:
-        found = isolation.here(work)
+        reports = [isolation.here(partial(work, 0, 1))]
+    return replace(joined(reports), verifier=str(name), seconds=round(time.monotonic() - begin, 3))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _of_the_dead(found: Any) -> Report:
+    """The report on a child that did not come back."""
     if isinstance(found, isolation.Death):
-        found = Report(found.name, found.detail, "contract", example=found.question)
-    report: Report = replace(found, verifier=str(name), seconds=round(time.monotonic() - begin, 3))
+        return Report(found.name, found.detail, "contract", example=found.question)
+    report: Report = found
     return report
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report out of those of several processes: the first rung that failed anywhere, and the sums of the rest."""
+
+    def gravity(r: Report) -> tuple[int, int, int]:
+        return (r.lossless, r.verdict in UNDECIDED, RUNGS.index(r.rung) if r.rung else len(RUNGS))
+
+    first = min(reports, key=gravity)
+    sampled = max(reports, key=lambda r: (r.rung == "R2", r.samples > 0, r.sampled_tv or 0.0))
+    return replace(
+        first,
+        tv=_largest(r.tv for r in reports),
+        bound=_largest(r.bound for r in reports),
+        tolerance=_largest(r.tolerance for r in reports),
+        samples=sampled.samples,
+        sampled_tv=sampled.sampled_tv,
+        radius=sampled.radius,
+        judged=_all(r.judged for r in reports),
+        refused=_all(r.refused for r in reports),
+        notes=_all(r.notes for r in reports),
+        laws=sum(r.laws for r in reports),
+        calls=sum(r.calls for r in reports),
+    )
+
+
+def _all(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for part in parts for value in part))
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def assert_lossless(verifier: Callable[..., Any] | str, **settings: Any) -> Report:
@@ -324,7 +377,7 @@ def _passed(state: examination.State, sample: examination.Sample) -> Report:
     if not any(shape != "no draft" for shape in state.judged):
         reason = next(iter(state.refused.values()), "nothing was judged in time")
         return _report(state, "refuses" if state.refused else "too slow", reason, "contract", sample)
-    if not sample.n:
+    if not sample.n and state.plan.part == 0:
         return _report(state, "too slow", "not even a sample was complete in time", "R2", sample)
     if state.plan.kind in ("tree", "both") and not any("tree" in s and s not in state.refused for s in state.judged):
         return _report(state, "refuses", next(iter(state.refused.values()), "trees"), "contract", sample)

@@ -39,9 +39,16 @@ ENOUGH = 2.0
 """Seconds that are spent on further cases, for a larger distance, once one has failed."""
 
 
+TELLING = 9
+"""So many drafts tell the known bugs apart, and are not too many to try them all on."""
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What is to be examined, and how far. `kind`: None finds out whether trees are judged."""
+    """What is to be examined, and how far. `kind`: None finds out whether trees are judged.
+
+    part, parts: an examination may be shared between processes, each of which takes every `parts`-th case.
+    """
 
     kind: str | None
     vocab: int
@@ -49,6 +56,12 @@ class Plan:
     seed: int
     samples: int | None
     draws: tuple[Any, ...]
+    part: int = 0
+    parts: int = 1
+
+    def mine(self, number: int) -> bool:
+        """Whether the case of that number is for this process."""
+        return number % self.parts == self.part
 
 
 @dataclass
@@ -175,9 +188,10 @@ def plan_cases(state: State, kinds: Sequence[str]) -> Iterator[Case]:
         wanted += cases.trees(plan.vocab, plan.draws)
     if state.asker.chains_only:
         wanted = [w for w in wanted if len(set(w[0].draws[1:])) < 2]
-    wanted = [(Shape.chain(plan.draws[0]), "smooth", 5), *wanted]  # says whether the verifier rounds to float32
-    for number, (shape, values, vocab) in enumerate(wanted):
-        yield cases.case(shape, values, vocab, plan.seed * 1000 + number)
+    first = (Shape.chain(plan.draws[0]), "smooth", 5)  # says whether the verifier rounds to float32
+    for number, (shape, values, vocab) in enumerate([first, *wanted]):
+        if number == 0 or plan.mine(number):
+            yield cases.case(shape, values, vocab, plan.seed * 1000 + number)
 
 
 def exact_law(state: State, case: Case) -> tuple[Law, list[tuple[float, DraftTree]], list[Found]]:
@@ -300,7 +314,7 @@ def smallest_example(state: State) -> dict[str, Any] | None:
 def name_the_bug(state: State) -> str | None:
     """The known bug whose laws on some of the failing cases are those that came."""
     small = [(c, law) for c, law, drafts, _ in state.failed if len(c.shape.parents) > 1 and len(drafts) < 30]
-    small.sort(key=lambda found: len(found[0].drafts()))
+    small.sort(key=lambda found: abs(len(found[0].drafts()) - TELLING))
     return best_fit(small[:2])
 
 
@@ -381,7 +395,9 @@ def rung_sampled(state: State, kinds: Sequence[str]) -> tuple[bool, Sample]:
     worst = Sample()
     state.asker.deadline.share = 0.9
     wanted = sample_cases(state, kinds)
-    for case, length in wanted:
+    for number, (case, length) in enumerate(wanted):
+        if not state.plan.mine(number):
+            continue
         usual = 3000 if state.unresolved <= state.tolerance else 40_000
         count = max(1000, (state.plan.samples or usual) // len(wanted))
         try:

@@ -1,6 +1,6 @@
-"""A child process in which foreign code may hang, crash or end the process without taking anything else along.
+"""Child processes in which foreign code may hang, crash or end the process without taking anything else along.
 
-The child is a fork, so that any callable can be examined, closures and all. It has its own process group, no standard
+A child is a fork, so that any callable can be examined, closures and all. It has its own process group, no standard
 output and a limit on its memory. A page of shared memory says which input it is busy with, so that even a child that
 is killed in the middle of C code leaves the input that did it.
 """
@@ -19,7 +19,8 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,30 +92,38 @@ def available() -> bool:
     return hasattr(os, "fork") and not (torch and torch.cuda.is_initialized())
 
 
-def apart(work: Callable[[BlackBox], Any], time_limit: float) -> Any:
-    """What `work` returns, computed in a child process; a `Death` where it does not come back.
+def apart(works: Sequence[Callable[[BlackBox], Any]], time_limit: float) -> list[Any]:
+    """What each of `works` returns, computed side by side in child processes; a `Death` where one does not come back.
 
-    time_limit: seconds that a single call may take before the child is killed.
+    time_limit: seconds that a single call may take before its child is killed.
     """
-    box = BlackBox()
-    reading, writing = os.pipe()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    children: list[tuple[int, int, BlackBox]] = []
+    try:
+        for work in works:
+            children.append(_forked(work))
+        with ThreadPoolExecutor(len(children)) as pool:
+            return list(pool.map(lambda child: _awaited(child[0], child[1], child[2], time_limit), children))
+    finally:
+        for child, reading, _ in children:
+            os.close(reading)
+            _end(child)
+
+
+def _forked(work: Callable[[BlackBox], Any]) -> tuple[int, int, BlackBox]:
+    """A child at work: its process, the pipe it answers through, and its black box."""
+    box = BlackBox()
+    reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a process of several threads may fork as long as the child starts none of them
+        warnings.simplefilter("ignore")  # several threads may run here, as long as the child starts none of them
         child = os.fork()
     if child == 0:
         os.close(reading)
         _be_a_child(work, box, writing)
     os.close(writing)
-    try:
-        return _awaited(child, reading, box, time_limit)
-    finally:
-        os.close(reading)
-        _end(child)
+    return child, reading, box
 
 
 def _be_a_child(work: Callable[[BlackBox], Any], box: BlackBox, writing: int) -> None:

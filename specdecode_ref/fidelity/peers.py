@@ -1,10 +1,10 @@
 """Verifiers of other projects, each wrapped in the few lines that the conformance kit needs, and examined as they are.
 
-    specdecode fidelity --batched --verifier specdecode_ref.fidelity.peers:transformers
-    specdecode fidelity --batched --verifier specdecode_ref.fidelity.peers:flashspec
+    specdecode fidelity --batched --time-limit 60 --verifier specdecode_ref.fidelity.peers:transformers
+    ... :flashspec and :rotalabs, with those packages installed
 
-Neither takes coins, so their laws are sampled. `transformers` draws from torch's global generator, which gets the seed
-before every batch, and judges one row at a time.
+None of them takes coins, so their laws are sampled. Those that draw from torch's global generator get the seed before
+every batch, and judge one row at a time.
 """
 
 from __future__ import annotations
@@ -46,4 +46,27 @@ def flashspec(
             steps = rejection_step(ids, q, p, generator=generator).tolist()
         for i, drafted, (accepted, token) in zip(rows.tolist(), ids.tolist(), steps, strict=True):
             out[i] = [*drafted[:accepted], token]
+    return out
+
+
+def rotalabs(draft_ids: Tensor, draft_probs: Tensor, target_logits: Tensor, seed: int) -> list[list[int]]:
+    """`rejection_sample` of rotalabs-accel, one drafted token a call as its docstring says; the bonus draw is ours.
+
+    Not lossless in version 1.1.1: after a rejection it takes q away from p at the drafted token only.
+    """
+    from rotalabs_accel.speculative.sampling import rejection_sample
+
+    torch.manual_seed(seed)
+    out: list[list[int]] = []
+    for ids, q, logits in zip(draft_ids, draft_probs, target_logits, strict=True):
+        tokens: list[int] = []
+        accepted = True
+        for i, x in enumerate(ids[ids >= 0]):
+            accepted, token = rejection_sample(logits[i].softmax(-1)[x], q[i, x], x, logits[i])
+            tokens.append(int(token))
+            if not accepted:
+                break
+        if accepted:
+            tokens.append(int(torch.multinomial(logits[len(tokens)].softmax(-1), 1)))
+        out.append(tokens)
     return out
