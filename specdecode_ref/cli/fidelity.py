@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from specdecode_ref.cli import screen
-from specdecode_ref.errors import InputError
+from specdecode_ref.errors import InputError, SpecDecodeError
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ def run(request: Request) -> int:
         sys.path.insert(0, os.getcwd())
     if not request.verifier.strip():
         raise InputError("a verifier's name, or module:function", repr(request.verifier), "name one")
-    with contextlib.redirect_stdout(sys.stderr):  # a module may print when it is imported
-        verifier = conformance.load(request.verifier)
+    with _quiet_output():
+        verifier = _loaded(request.verifier)
         with screen.status("examining ..."):
             report = conformance.examine(
                 verifier,
@@ -53,3 +55,30 @@ def run(request: Request) -> int:
             )
     print(json.dumps(report.as_dict()) if request.json else screen.visible(report.text()))
     return 0 if report.lossless else 1
+
+
+def _loaded(name: str) -> Any:
+    """The verifier; whatever its module or a lookup in it raises is bad input."""
+    from specdecode_ref.fidelity import conformance
+
+    try:
+        return conformance.load(name)
+    except (KeyboardInterrupt, SpecDecodeError):
+        raise
+    except BaseException as error:
+        came = f"{type(error).__name__} in {name!r}"[:300]
+        raise InputError("a verifier that can be imported", came, "mend it, or name another") from None
+
+
+@contextlib.contextmanager
+def _quiet_output() -> Iterator[None]:
+    """What a module writes to standard output, by print or by C code, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -53,6 +53,13 @@ def short(rng: np.random.Generator, vocab: int) -> np.ndarray:
     return rng.integers(1, 6, size=vocab).astype(np.float64)
 
 
+def few(rng: np.random.Generator, vocab: int) -> np.ndarray:
+    """Three tokens have mass, anywhere in the vocabulary."""
+    row = np.zeros(vocab)
+    row[rng.choice(vocab, min(3, vocab), replace=False)] = rng.gamma(0.7, size=min(3, vocab)) + 0.05
+    return row
+
+
 @dataclass(frozen=True)
 class Shape:
     """A draft without its tokens: parents and draws of all nodes, as in `DraftTree`."""
@@ -183,6 +190,7 @@ VALUES: dict[str, tuple[Make, Make | None]] = {
     "certain-p": (certain, smooth),
     "certain-q": (smooth, certain),
     "certain": (certain, certain),
+    "few": (short, few),
     "equal": (smooth, None),
     "nearly equal": (smooth, None),
 }
@@ -213,7 +221,7 @@ def chains(vocab: int, gamma: int, draws: Sequence[Draw]) -> Iterator[tuple[Shap
             yield full, values, vocab if draw != WITHOUT else min(vocab, 3)
     for draw in allowed:
         for values in VALUES:
-            if values not in ("short", "smooth", "skewed", "holed") and draw != WITHOUT:
+            if values not in ("short", "smooth", "skewed", "holed", "few") and draw != WITHOUT:
                 yield Shape.chain(draw, draw), values, min(vocab, 3)
     if WITH in allowed and CERTAIN in allowed:
         yield Shape.chain(WITH, CERTAIN), "smooth", 3
@@ -221,6 +229,8 @@ def chains(vocab: int, gamma: int, draws: Sequence[Draw]) -> Iterator[tuple[Shap
     for draw in allowed[:2]:
         yield Shape.chain(*[draw] * max(4, min(gamma, 6))), "smooth", 2
         yield Shape.chain(draw), "skewed-p", 11 if draw == WITH else 37
+        yield Shape.chain(draw), "few", 67  # wider than the usual top-k of 50 or 64
+        yield Shape.chain(*[draw] * 8), "equal" if draw == CERTAIN else "certain-q", 2  # one draft only, but a long one
 
 
 def trees(vocab: int, draws: Sequence[Draw]) -> Iterator[tuple[Shape, str, int]]:
@@ -232,7 +242,8 @@ def trees(vocab: int, draws: Sequence[Draw]) -> Iterator[tuple[Shape, str, int]]
         for values in ("short", "smooth", "holed", "p-holed", "q-holed", "skewed", "certain-p", "certain-q", "equal"):
             yield Shape.tree((0, 0), draw), values, v
     for draw in allowed:
-        yield Shape.tree((0, 0, 0), draw), "smooth", v
+        yield Shape.tree((0, 0, 0), draw), "smooth", min(vocab, 4)  # with fewer, two rejections leave a single token
+        yield Shape.tree((0, 1, 1), draw), "smooth", v
         yield Shape.tree((0, 0), draw), "smooth", min(vocab, 5)
     for several in mixed:
         if set(several) <= set(draws):

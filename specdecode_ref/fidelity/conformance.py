@@ -94,13 +94,15 @@ def _lines(r: Report) -> list[str]:
     out = [f"{r.verifier}: {r.verdict}" + (f": {r.detail}" if r.detail else "")]
     if r.rung:
         out.append(f"first failing rung: {r.rung}")
-    if r.tv is not None:
+    if r.tv is not None and (r.bound or 0) < examination.MIXED:
         out.append(
             f"exact law: total variation {r.tv:.3g} +- {r.bound or 0:.1g} over {r.laws} laws; "
             f"up to {r.tolerance:g} counts as rounding"
         )
     if r.samples:
         out.append(f"sampled law: total variation {r.sampled_tv:.4f}, radius {r.radius:.4f}, {r.samples} sequences")
+        if r.lossless and (r.tv is None or (r.bound or 0) >= examination.MIXED):
+            out.append(f"only samples could be had: a difference well below {r.radius:.4f} would not be seen")
     for cell in r.worst:
         out.append(f"  tokens {cell['tokens']}: came {cell['came']:.6g}, due {cell['due']:.6g}")
     if r.known_bug:
@@ -132,6 +134,10 @@ def examine(
     name: str | None = None,
 ) -> Report:
     """Find out whether a verifier keeps the target's law.
+
+    What must hold: the law of what is emitted; no token that the target excludes, at the edges of float64 either; the
+    contract (inputs unchanged, coins of later rounds untouched, same input same answer). That a row of NaN becomes a
+    token is a note and no failure: it is no law, but an engine had better refuse it.
 
     verifier:   verify(draft, p, accept_coins, emit_coins) -> Verdict or (path, token), see `verify.Verifier`; a name
                 out of `verify.VERIFIERS` or "module:function"; with `batched` a function as in `adapters`.
@@ -190,8 +196,8 @@ def _of_the_dead(found: Any) -> Report:
 def joined(reports: Sequence[Report]) -> Report:
     """One report out of those of several processes: the first rung that failed anywhere, and the sums of the rest."""
 
-    def gravity(r: Report) -> tuple[int, int, int]:
-        return (r.lossless, r.verdict in UNDECIDED, RUNGS.index(r.rung) if r.rung else len(RUNGS))
+    def gravity(r: Report) -> tuple[int, int, int, int]:
+        return (r.lossless, r.verdict in UNDECIDED, RUNGS.index(r.rung) if r.rung else len(RUNGS), r.verdict != NOT)
 
     first = min(reports, key=gravity)
     sampled = max(reports, key=lambda r: (r.rung == "R2", r.samples > 0, r.sampled_tv or 0.0))
@@ -258,7 +264,9 @@ def load(name: str) -> Any:
         return rules.get(name)
     try:
         found: Any = importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise InputError(
             f"a module {module!r} that can be imported",
             f"{type(error).__name__}: {error}"[:300],
@@ -311,12 +319,12 @@ def _examined(
         try:
             rung = "D"
             examination.boundaries(state)
-            if not batched:
-                demands.check_nan(asker, plan.draws)
         except Breach as breach:
-            if breach.name not in ("emits the impossible", "NaN becomes a token"):
+            if breach.name != "emits the impossible":
                 raise
             found = breach
+        if not batched and (warning := demands.nan_becomes_a_token(asker, plan.draws)):
+            state.notes.append(warning)
         rung = "R1"
         examination.rung_law(state, kinds)
         if state.failed:
@@ -324,15 +332,14 @@ def _examined(
             examination.again(state)  # a law may be wrong because the verifier remembers something
             report = _not_lossless(state, "D" if found else "R1", sample)
             return replace(report, notes=(*report.notes, str(found))) if found else report
-        if found:
-            return _finding(state, found, "D", sample)
         rung = "R2"
         fine, sample = examination.rung_sampled(state, kinds)
         rung = "repeat"
         examination.again(state)
         if not fine:
-            return _not_lossless(state, "R2", sample)
-        return _passed(state, sample)
+            report = _not_lossless(state, "R2", sample)
+            return replace(report, notes=(*report.notes, str(found))) if found else report
+        return _finding(state, found, "D", sample) if found else _passed(state, sample)
     except Breach as breach:
         repeated = breach.name in ("hidden randomness", "state across calls")
         return _finding(state, breach, "repeat" if repeated else "contract", sample)

@@ -188,6 +188,8 @@ def plan_cases(state: State, kinds: Sequence[str]) -> Iterator[Case]:
         wanted += cases.trees(plan.vocab, plan.draws)
     if state.asker.chains_only:
         wanted = [w for w in wanted if len(set(w[0].draws[1:])) < 2]
+    if state.reads_all or state.asker.chains_only:  # where all coins count as read, each one multiplies the boxes
+        wanted = [(s, values, v if CERTAIN in s.draws else min(v, 17)) for s, values, v in wanted if s.depth < 7]
     first = (Shape.chain(plan.draws[0]), "smooth", 5)  # says whether the verifier rounds to float32
     for number, (shape, values, vocab) in enumerate([first, *wanted]):
         if number == 0 or plan.mine(number):
@@ -315,7 +317,7 @@ def name_the_bug(state: State) -> str | None:
     """The known bug whose laws on some of the failing cases are those that came."""
     small = [(c, law) for c, law, drafts, _ in state.failed if len(c.shape.parents) > 1 and len(drafts) < 30]
     small.sort(key=lambda found: abs(len(found[0].drafts()) - TELLING))
-    return best_fit(small[:2])
+    return best_fit(small[:2], state.tolerance)
 
 
 def rung_law(state: State, kinds: Sequence[str]) -> None:

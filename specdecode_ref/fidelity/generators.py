@@ -67,7 +67,7 @@ class Source:
 
     def draft(self, rows: int, mixed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Token ids [B, K], q [B, K, V], p [B, K + 1, V], lengths [B]; what lies behind a row's length is noise."""
-        lengths = torch.arange(rows) % (self.k + 1) if mixed else torch.full((rows,), self.k)
+        lengths = torch.arange(rows) // 2 % (self.k + 1) if mixed else torch.full((rows,), self.k)  # neighbours alike
         context = torch.zeros(rows, dtype=torch.int64)
         ids, q = torch.full((rows, self.k), -1), self.rand(rows, self.k, self.v).softmax(-1)
         p = self.rand(rows, self.k + 1, self.v).softmax(-1)
@@ -105,8 +105,10 @@ def plan(vocab: int, gamma: int, draws: tuple[Any, ...], seed: int) -> Iterator[
     deep = max(1, min(gamma, int(np.log(MOST_CELLS) / np.log(vocab) + 1e-9) - 1))
     for number, values in enumerate(("smooth", "smooth", "short", "holed", "skewed-p", "certain-p")):
         for draw in draws:
-            k, v = (deep, vocab) if number < 2 else (2, min(vocab, 3))
+            k, v = ((deep, vocab), (5, 2))[number] if number < 2 else (2, min(vocab, 3))
             yield cases.case(Shape.chain(*[draw] * k), values, v, seed * 1000 + 700 + number)
+    for draw in draws:
+        yield cases.case(Shape.chain(draw), "few", 31, seed * 1000 + 799)
 
 
 def sampled(engine: Engine, case: Case, count: int, mixed: bool, seed: int) -> Iterator[Outcome]:

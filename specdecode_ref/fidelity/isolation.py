@@ -8,6 +8,7 @@ is killed in the middle of C code leaves the input that did it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import mmap
@@ -22,6 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specdecode_ref.fidelity.contract import Question
@@ -30,6 +32,9 @@ _PAGE = 1 << 20
 _HEAD = struct.Struct("<QBQQ")
 MEMORY = 8 << 30
 """How much more memory than now the child may ask for, in bytes."""
+
+MOST_PROCESSES = 32
+"""More than these, started by the verifier, are a finding."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +106,18 @@ def apart(works: Sequence[Callable[[BlackBox], Any]], time_limit: float) -> list
         if stream is not None:
             stream.flush()
     children: list[tuple[int, int, BlackBox]] = []
+    pool = ThreadPoolExecutor(len(works))
     try:
         for work in works:
             children.append(_forked(work))
-        with ThreadPoolExecutor(len(children)) as pool:
-            return list(pool.map(lambda child: _awaited(child[0], child[1], child[2], time_limit), children))
+        waiting = [pool.submit(_awaited, *child, time_limit) for child in children]
+        return [result.result() for result in waiting]
     finally:
-        for child, reading, _ in children:
+        for child, _, _ in children:
+            _end(child)  # before the pool: after a Ctrl-C its threads still wait for the children
+        pool.shutdown()
+        for _, reading, _ in children:
             os.close(reading)
-            _end(child)
 
 
 def _forked(work: Callable[[BlackBox], Any]) -> tuple[int, int, BlackBox]:
@@ -130,6 +138,7 @@ def _be_a_child(work: Callable[[BlackBox], Any], box: BlackBox, writing: int) ->
     """Never returns."""
     try:
         os.setsid()
+        _bind_to_parent()
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
@@ -153,6 +162,15 @@ def _be_a_child(work: Callable[[BlackBox], Any], box: BlackBox, writing: int) ->
         os._exit(0)
 
 
+def _bind_to_parent() -> None:
+    """On Linux: die with the parent, and stay the parent of all that is started from here, however it detaches."""
+    set_death_signal, set_child_subreaper = 1, 36
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
 def _limit_memory() -> None:
     import resource
 
@@ -169,6 +187,7 @@ def _awaited(child: int, reading: int, box: BlackBox, time_limit: float) -> Any:
     """The result, out of the pipe: its length, then its pickle. Grandchildren may hold the pipe open."""
     data, status = b"", None
     seen, since = box.state, time.monotonic()
+    counted = since
     while True:
         if select.select([reading], [], [], 0 if status is not None else 0.05)[0]:
             chunk = os.read(reading, 1 << 16)
@@ -183,6 +202,10 @@ def _awaited(child: int, reading: int, box: BlackBox, time_limit: float) -> Any:
         gone, code = os.waitpid(child, os.WNOHANG)
         if gone:
             status = code
+        if time.monotonic() - counted > 0.5:
+            counted = time.monotonic()
+            if len(_descendants(child)) > MOST_PROCESSES:
+                return Death("starts processes", f"more than {MOST_PROCESSES} of them", box.question())
         state = box.state
         if state != seen or not state[1]:
             seen, since = state, time.monotonic()
@@ -200,10 +223,27 @@ def _how(status: int) -> str:
 
 def _end(child: int) -> None:
     """Kill the child and whatever it started; nothing where it is gone."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # first stopped, so that none is started meanwhile
+        for process in (*_descendants(child), child):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
+
+
+def _descendants(root: int) -> list[int]:
+    """The processes below `root`, where the system tells (Linux)."""
+    below: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            below.setdefault(parent, []).append(int(stat.parent.name))
+    found = list(below.get(root, []))
+    for process in found:
+        found += below.get(process, [])
+    return found
 
 
 class Unwatched:

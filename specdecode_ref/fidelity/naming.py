@@ -19,6 +19,9 @@ from specdecode_ref.fidelity.laws import Law, Next, emitted, sequences, tv
 SAME = 1e-7
 """Laws this close are taken to be the same."""
 
+NEAR = 1 / 3
+"""A known bug is near if it is this much closer to what came than the target is."""
+
 
 def known_bugs(case: Case) -> dict[str, Law]:
     """The one-round law of every known bug that shows on this case, by its name."""
@@ -27,8 +30,8 @@ def known_bugs(case: Case) -> dict[str, Law]:
     return {name: law for name, law in laws.items() if tv(law, right) > SAME}
 
 
-def best_fit(laws: Sequence[tuple[Case, Law]]) -> str | None:
-    """The bug whose laws on these cases are the ones that came, or the nearest with its distance."""
+def best_fit(laws: Sequence[tuple[Case, Law]], rounding: float = 0.0) -> str | None:
+    """The bug whose laws on these cases are the ones that came, up to rounding; or the nearest, where one is near."""
     if not laws:
         return None
     cases, came = [case for case, _ in laws], [law for _, law in laws]
@@ -37,12 +40,12 @@ def best_fit(laws: Sequence[tuple[Case, Law]]) -> str | None:
         name: max(map(tv, came, theirs)) for name, theirs in _laws(cases) if max(map(tv, right, theirs)) > SAME
     }
     names = sorted(distances, key=lambda name: distances[name])
-    same = [name for name in names if distances[name] < SAME]
+    same = [name for name in names if distances[name] < max(SAME, rounding)]
     if same:
         return " or ".join(same[:3])
-    return (
-        f"none exactly; the nearest is {names[0]}, at a total variation of {distances[names[0]]:.2g}" if names else None
-    )
+    if names and distances[names[0]] < NEAR * max(map(tv, came, right)):
+        return f"none exactly; the nearest is {names[0]}, at a total variation of {distances[names[0]]:.2g}"
+    return "none of the known ones"
 
 
 def _laws(cases: Sequence[Case]) -> Iterator[tuple[str, list[Law]]]:

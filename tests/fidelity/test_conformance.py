@@ -83,7 +83,7 @@ def test_a_planted_bug_in_a_chain_is_found(bug: str) -> None:
 )
 def test_a_planted_bug_in_a_tree_is_found(old: str, new: str) -> None:
     with planted("verify/tree.py", old, new) as package:
-        report = examine(package("verify.tree").verify, kind="tree")
+        report = examine(package("verify.tree").verify, kind="tree", **BRIEF | {"draws": None, "gamma": 1})
     assert not report.lossless and report.rung in ("contract", "R1"), report.text()
 
 
@@ -128,8 +128,14 @@ def misbehaving() -> dict[str, tuple[Verify, str]]:
     def reads_too_far(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
         return chain.verify(draft, p, [*accept, accept[len(draft)]], emit)
 
-    def takes_nan(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
-        return ((0,), 0) if bool(p[0].isnan().any()) else chain.verify(draft, p, accept, emit)
+    def forks(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
+        if count[0] < 80 and os.fork() == 0:
+            os.setsid()
+            time.sleep(60)
+            os._exit(0)
+        count[0] += 1
+        time.sleep(0.02)
+        return chain.verify(draft, p, accept, emit)
 
     def exits(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
         os._exit(0)
@@ -156,7 +162,7 @@ def misbehaving() -> dict[str, tuple[Verify, str]]:
         "remembers": (remembers, "state across calls"),
         "reads ahead": (reads_ahead, "correlates rounds"),
         "reads too far": (reads_too_far, "raises"),
-        "takes NaN": (takes_nan, "NaN becomes a token"),
+        "forks": (forks, "starts processes"),
         "exits": (exits, "ends the process"),
         "leaves": (leaves, "raises"),
         "crashes": (crashes, "ends the process"),
@@ -195,6 +201,16 @@ def test_a_pair_is_as_good_as_a_verdict_and_lists_as_lazy_coins() -> None:
     assert examine(plain, kind="chain", **BRIEF).lossless
 
 
+def test_a_token_out_of_nan_is_a_note() -> None:
+    """min(1, nan) is 1 in Python, so the most natural right verifiers do this."""
+
+    def divides(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
+        return ((0,), 0) if bool(p[0].isnan().any()) else chain.verify(draft, p, accept, emit)
+
+    report = examine(divides, kind="chain", **BRIEF)
+    assert report.lossless and any("NaN becomes a token" in note for note in report.notes)
+
+
 def test_float32_is_rounding_and_not_a_bug() -> None:
     def rounds(draft: Any, p: Any, accept: Any, emit: Any) -> Any:
         rows = [row.float().double() for row in p]
@@ -205,7 +221,7 @@ def test_float32_is_rounding_and_not_a_bug() -> None:
 
 
 def test_a_refusal_is_no_failure_unless_it_was_asked_for() -> None:
-    assert examine("chain", kind="tree").verdict == "refuses"
+    assert examine("chain", kind="tree", **BRIEF | {"gamma": 1}).verdict == "refuses"
     assert examine("kseq", kind="chain", draws=("deterministic",)).verdict == "refuses"
 
 
@@ -238,8 +254,8 @@ def test_names_are_looked_up() -> None:
 
 def test_the_plugin_gives_the_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
-        "def test_good(assert_lossless):\n    assert_lossless('chain', kind='chain', draws=('deterministic',))\n"
-        "def test_bad(assert_lossless):\n    assert_lossless('lenient', kind='chain')\n"
+        "def test_good(assert_lossless):\n    assert_lossless('chain', kind='chain', draws=('deterministic',), vocab=2)\n"
+        "def test_bad(assert_lossless):\n    assert_lossless('lenient', kind='chain', vocab=3, gamma=1)\n"
     )
     known = {entry.value for entry in entry_points(group="pytest11")}
     name = "specdecode_ref.fidelity.plugin"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     name = f"mine_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     (tmp_path / f"{name}_broken.py").write_text("raise SystemExit(3)")
+    (tmp_path / f"{name}_base.py").write_text("raise BaseException('x\\x1b[31m')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     return tmp_path / name
@@ -62,6 +65,7 @@ def test_our_own_names_and_a_report_to_read(specdecode: Run) -> None:
         ("{}:missing", (), "missing"),
         ("{}:number", (), "callable"),
         ("{}_broken:f", (), "SystemExit"),
+        ("{}_base:f", (), "BaseException"),
         ("no such rule", (), "a verifier out of"),
         ("", (), "verifier"),
         (":", (), "module"),
@@ -79,3 +83,10 @@ def test_bad_input_is_one_line(
     assert (code, out) == (2, "")
     lines = [line for line in err.splitlines() if line != "imported"]
     assert len(lines) == 1 and expected in lines[0], err
+
+
+def test_what_a_module_writes_past_python_stays_off_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("import os\nos.write(1, b'raw')\nprint('printed')\n")
+    command = [sys.executable, "-m", "specdecode_ref.cli", "fidelity", "--verifier", "loud:missing", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "raw" in done.stderr and "missing" in done.stderr
