@@ -2,7 +2,7 @@
 
 import sys
 
-from specdecode_ref.fidelity.long_run import main
+from specdecode_ref.fidelity.sampled.long_run import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from specdecode_ref.errors import InputError
-from specdecode_ref.fidelity.adapters import ALIASES, roles
 from specdecode_ref.fidelity.conformance import examine
-from specdecode_ref.fidelity.generators import Source
+from specdecode_ref.fidelity.conformance.adapters import ALIASES, roles
+from specdecode_ref.fidelity.conformance.generators import Source
 
 BRIEF: dict[str, Any] = {"batched": True, "vocab": 3, "samples": 60_000}
 
@@ -136,7 +136,7 @@ def test_parameters_are_known_by_their_names() -> None:
 
 
 def test_samples_of_the_target_complete_a_row() -> None:
-    from specdecode_ref.fidelity.cases import WITH, Shape, case
+    from specdecode_ref.fidelity.conformance.cases import WITH, Shape, case
 
     source = Source(case(Shape.chain(WITH, WITH), "smooth", 3, 0), 0)
     table = source.completed([[2]] * 20_000)

@@ -254,7 +254,7 @@ def test_names_are_looked_up() -> None:
 
 def test_the_plugin_gives_the_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
-        "def test_good(assert_lossless):\n    assert_lossless('chain', kind='chain', draws=('deterministic',), vocab=2)\n"
+        "def test_good(assert_lossless):\n    assert_lossless('chain', kind='chain', draws=['deterministic'], vocab=2)\n"
         "def test_bad(assert_lossless):\n    assert_lossless('lenient', kind='chain', vocab=3, gamma=1)\n"
     )
     known = {entry.value for entry in entry_points(group="pytest11")}

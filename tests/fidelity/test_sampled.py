@@ -13,15 +13,15 @@ import torch
 from specdecode_ref import verify
 from specdecode_ref.decode import Session
 from specdecode_ref.drafters.model import ModelDrafter
-from specdecode_ref.fidelity import configurations, mutants, pairs, sampled
-from specdecode_ref.fidelity import long_run as command
+from specdecode_ref.fidelity import mutants, pairs, sampled
 from specdecode_ref.fidelity.betting import NONE_KNOWN, played
-from specdecode_ref.fidelity.configurations import Configuration
 from specdecode_ref.fidelity.laws import tv
-from specdecode_ref.fidelity.light import LightTable
 from specdecode_ref.fidelity.loop import Exact, generated
 from specdecode_ref.fidelity.private import planted
-from specdecode_ref.fidelity.sampled import check
+from specdecode_ref.fidelity.sampled import check, configurations
+from specdecode_ref.fidelity.sampled import long_run as command
+from specdecode_ref.fidelity.sampled.configurations import Configuration
+from specdecode_ref.fidelity.sampled.light import LightTable
 from specdecode_ref.fidelity.statistics import samples_needed
 from specdecode_ref.models.table import TableModel
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from specdecode_ref.fidelity.boundaries import LAST
-from specdecode_ref.fidelity.contract import Answer, Asker, Question
+from specdecode_ref.fidelity.conformance.contract import Answer, Asker, Question
 from specdecode_ref.fidelity.cube import claims
 from specdecode_ref.fidelity.edges import Edges, Plain, Rejection, Traversal, onehot
 

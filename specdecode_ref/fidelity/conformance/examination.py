@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from specdecode_ref import verify as rules
-from specdecode_ref.fidelity import cases, demands, rounds
-from specdecode_ref.fidelity.adapters import Engine
 from specdecode_ref.fidelity.boundaries import LAST
-from specdecode_ref.fidelity.cases import CERTAIN, WITH, WITHOUT, Case, Shape
-from specdecode_ref.fidelity.contract import Answer, Asker, Breach, OutOfTime, Question, Refusal
+from specdecode_ref.fidelity.conformance import cases, demands, rounds
+from specdecode_ref.fidelity.conformance.adapters import Engine
+from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITH, WITHOUT, Case, Shape
+from specdecode_ref.fidelity.conformance.contract import Answer, Asker, Breach, OutOfTime, Question, Refusal
+from specdecode_ref.fidelity.conformance.naming import best_fit
+from specdecode_ref.fidelity.conformance.survey import Found, Sources, Surveyor, surveyed
 from specdecode_ref.fidelity.laws import Law, sequences, tv
-from specdecode_ref.fidelity.naming import best_fit
 from specdecode_ref.fidelity.statistics import Gate
-from specdecode_ref.fidelity.survey import Found, Sources, Surveyor, surveyed
 from specdecode_ref.tree import DraftTree
 
 EXACT, ROUNDED = 1e-12, 5e-6

@@ -20,12 +20,21 @@ from typing import Any, Literal
 
 from specdecode_ref import verify as rules
 from specdecode_ref.errors import FidelityError, InputError
-from specdecode_ref.fidelity import demands, examination, generators, isolation
-from specdecode_ref.fidelity.adapters import Engine, roles
 from specdecode_ref.fidelity.betting import Bets
-from specdecode_ref.fidelity.cases import CERTAIN, WITH, WITHOUT
-from specdecode_ref.fidelity.contract import Breach, Caller, Deadline, OutOfTime, Question, Refusal, Watch, shown
-from specdecode_ref.fidelity.naming import known_bugs
+from specdecode_ref.fidelity.conformance import demands, examination, generators, isolation
+from specdecode_ref.fidelity.conformance.adapters import Engine, roles
+from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITH, WITHOUT
+from specdecode_ref.fidelity.conformance.contract import (
+    Breach,
+    Caller,
+    Deadline,
+    OutOfTime,
+    Question,
+    Refusal,
+    Watch,
+    shown,
+)
+from specdecode_ref.fidelity.conformance.naming import known_bugs
 from specdecode_ref.types import Draw
 
 Kind = Literal["chain", "tree", "both"]

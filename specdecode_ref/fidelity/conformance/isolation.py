@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdecode_ref.fidelity.contract import Question
+from specdecode_ref.fidelity.conformance.contract import Question
 
 _PAGE = 1 << 20
 _HEAD = struct.Struct("<QBQQ")

@@ -13,7 +13,7 @@ from typing import Any
 
 from specdecode_ref import verify
 from specdecode_ref.fidelity import mutants
-from specdecode_ref.fidelity.cases import Case
+from specdecode_ref.fidelity.conformance.cases import Case
 from specdecode_ref.fidelity.laws import Law, Next, emitted, sequences, tv
 
 SAME = 1e-7

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from specdecode_ref.fidelity.betting import NONE_KNOWN, Bets
-from specdecode_ref.fidelity.configurations import Configuration
 from specdecode_ref.fidelity.loop import Setup
 from specdecode_ref.fidelity.private import Package
+from specdecode_ref.fidelity.sampled.configurations import Configuration
 from specdecode_ref.fidelity.statistics import ALPHA, Gate, gate, mean_radius
 
 BATCH = 512

@@ -12,9 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from specdecode_ref.fidelity.adapters import Engine
-from specdecode_ref.fidelity.cases import CERTAIN, WITH
-from specdecode_ref.fidelity.contract import Answer, Asker, Breach, Question, Refusal, shuffle_global_generators
+from specdecode_ref.fidelity.conformance.adapters import Engine
+from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITH
+from specdecode_ref.fidelity.conformance.contract import (
+    Answer,
+    Asker,
+    Breach,
+    Question,
+    Refusal,
+    shuffle_global_generators,
+)
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Draw
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdecode_ref.fidelity import cases
-from specdecode_ref.fidelity.adapters import Engine, drawn
 from specdecode_ref.fidelity.betting import Bets
-from specdecode_ref.fidelity.cases import CERTAIN, WITH, Case, Shape
-from specdecode_ref.fidelity.contract import Breach, Question
+from specdecode_ref.fidelity.conformance import cases
+from specdecode_ref.fidelity.conformance.adapters import Engine, drawn
+from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITH, Case, Shape
+from specdecode_ref.fidelity.conformance.contract import Breach, Question
 from specdecode_ref.fidelity.laws import Law, sequences
 from specdecode_ref.fidelity.statistics import Gate, gate
 from specdecode_ref.tree import DraftTree

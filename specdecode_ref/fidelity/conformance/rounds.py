@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdecode_ref.coins import ACCEPT, DRAFT, EMIT, philox
 from specdecode_ref.fidelity.betting import Bets
-from specdecode_ref.fidelity.cases import CERTAIN, WITHOUT, Case
-from specdecode_ref.fidelity.contract import Answer, Asker, Question
+from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITHOUT, Case
+from specdecode_ref.fidelity.conformance.contract import Answer, Asker, Question
 from specdecode_ref.fidelity.laws import Law, sequences
 from specdecode_ref.fidelity.statistics import Gate, gate
 from specdecode_ref.tree import DraftTree

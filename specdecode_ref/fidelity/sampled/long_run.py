@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specdecode_ref.errors import InputError, SpecDecodeError
-from specdecode_ref.fidelity import configurations, pairs, sampled
-from specdecode_ref.fidelity.sampled import Outcome, Sample, Tally
+from specdecode_ref.fidelity import pairs, sampled
+from specdecode_ref.fidelity.sampled import Outcome, Sample, Tally, configurations
 
 CHUNK = 4096
 """Generations that a process is asked for at once."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from specdecode_ref.fidelity.contract import Breach, Question, shown
+from specdecode_ref.fidelity.conformance.contract import Breach, Question, shown
 
 
 def emitted_rows(

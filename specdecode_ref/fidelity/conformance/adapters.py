@@ -38,8 +38,17 @@ import torch
 from torch import Tensor
 
 from specdecode_ref.errors import InputError
-from specdecode_ref.fidelity.contract import Answer, Breach, Deadline, OutOfTime, Question, Watch, raised, shown
-from specdecode_ref.fidelity.emissions import emitted_rows
+from specdecode_ref.fidelity.conformance.contract import (
+    Answer,
+    Breach,
+    Deadline,
+    OutOfTime,
+    Question,
+    Watch,
+    raised,
+    shown,
+)
+from specdecode_ref.fidelity.conformance.emissions import emitted_rows
 from specdecode_ref.tree import DraftTree
 
 TOLERANCE = 5e-6
@@ -111,7 +120,7 @@ def roles(function: Callable[..., Any]) -> dict[str, str]:
             f"{what} {', '.join(names)}" for what, names in (("unknown:", unknown), ("missing:", missing)) if names
         )
         raise InputError(
-            "parameters by the names of specdecode_ref.fidelity.adapters",
+            "parameters by the names of specdecode_ref.fidelity.conformance.adapters",
             came,
             "wrap the function in one of a few lines",
         )

@@ -19,10 +19,10 @@ from specdecode_ref.coins import Coins
 from specdecode_ref.fidelity import mutants
 from specdecode_ref.fidelity.betting import known_laws, model_drafts, played
 from specdecode_ref.fidelity.laws import Law, definition, tv
-from specdecode_ref.fidelity.light import LightTable
 from specdecode_ref.fidelity.loop import Exact, Setup, generated
 from specdecode_ref.fidelity.pairs import PROMPT, Pair, stored
 from specdecode_ref.fidelity.private import Package
+from specdecode_ref.fidelity.sampled.light import LightTable
 from specdecode_ref.fidelity.suite import COMBINED
 from specdecode_ref.models.table import TableModel
 from specdecode_ref.sampling import SamplingRule
