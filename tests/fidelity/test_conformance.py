@@ -65,7 +65,12 @@ PATCHES = {
 }
 
 
-@pytest.mark.parametrize("bug", PATCHES)
+QUICK = ("accepts a window of coins", "a tiny p", "at depth 2 only")
+
+
+@pytest.mark.parametrize(
+    "bug", [bug if bug in QUICK else pytest.param(bug, marks=pytest.mark.long, id=bug) for bug in PATCHES]
+)
 def test_a_planted_bug_in_a_chain_is_found(bug: str) -> None:
     with planted(*PATCHES[bug]) as package:
         report = examine(package("verify.chain").verify, kind="chain", **BRIEF)
@@ -254,7 +259,8 @@ def test_names_are_looked_up() -> None:
 
 def test_the_plugin_gives_the_fixture(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
-        "def test_good(assert_lossless):\n    assert_lossless('chain', kind='chain', draws=['deterministic'], vocab=2)\n"
+        "def test_good(assert_lossless):\n"
+        "    assert_lossless('chain', kind='chain', draws=['deterministic'], vocab=2)\n"
         "def test_bad(assert_lossless):\n    assert_lossless('lenient', kind='chain', vocab=3, gamma=1)\n"
     )
     known = {entry.value for entry in entry_points(group="pytest11")}
