@@ -24,7 +24,7 @@ PROMPTS ?= $(or $(sort $(wildcard ../shared/data/*.jsonl)),benchmarks/prompts.js
 help:
 	@echo "make app      set up, then open the visualiser in a browser"
 	@echo "make test     set up, then run the tests (minutes)"
-	@echo "make fidelity the long statistics: 400,000 generations a configuration, fresh seeds (up to an hour)"
+	@echo "make fidelity the long statistics: 400,000 generations a configuration, fresh seeds (hours)"
 	@echo "make check    formatting, lint and types; make format repairs the first two"
 	@echo "make bench    measure the decoder beside its peers on this machine"
 	@echo "make lessons  run every tutorial from top to bottom"

@@ -34,12 +34,13 @@ def test_the_python_example_runs() -> None:
 
 def test_every_command_line_is_understood() -> None:
     """Each `specdecode` line names a command and options that exist."""
-    lines = [line.split("#")[0] for block in blocks("sh") for line in block.splitlines()]
+    shells = [*blocks("sh"), *re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "lossless.md").read_text(), re.S)]
+    lines = [line.split("#")[0] for block in shells for line in block.splitlines()]
     commands = [c.strip() for line in lines for c in line.split("&&") if c.strip().startswith("specdecode ")]
     assert len(commands) >= 3
     for command in commands:
         words = shlex.split(command)[1:]
-        depth = 2 if words[0] == "trace" else 1
+        depth = 2 if words[0] in ("trace", "vectors") else 1
         shown = subprocess.run(
             [sys.executable, "-m", "specdecode_ref.cli", *words[:depth], "--help"],
             capture_output=True,
@@ -58,9 +59,9 @@ def test_make_targets_exist() -> None:
 
 
 def test_links_and_pictures_exist() -> None:
-    for document in ("README.md", "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
-            assert (ROOT / link).exists(), (document, link)
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            assert (document.parent / link).exists(), (document.name, link)
 
 
 def test_contributing_is_short() -> None:
