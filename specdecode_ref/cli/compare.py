@@ -41,8 +41,11 @@ class Request:
 def run(request: Request) -> int:
     """Compare and print. Returns the exit code; raises SpecDecodeError for bad input."""
     laws = request.p is not None or request.q is not None
-    if sum((request.trace is not None, laws, request.random is not None)) != 1:
-        raise InputError("one of TRACE, --p with --q, or --random", "none or several", "choose what to compare on")
+    given = [name for name, is_given in (("TRACE", request.trace is not None), ("--p or --q", laws)) if is_given]
+    given += ["--random"] if request.random is not None else []
+    if len(given) != 1:
+        came = " and ".join(given) or "none"
+        raise InputError("one of TRACE, --p with --q, or --random", came, "choose what to compare on")
     about, rows = _on_trace(request) if request.trace is not None else _on_laws(request)
     if request.json:
         print(json.dumps({"about": about, "verifiers": [_as_json(row) for row in rows]}, allow_nan=False))

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdecode_ref.errors import InputError, TraceError
 from specdecode_ref.fidelity.cube import accepted
-from specdecode_ref.fidelity.laws import Law, Next, drafts, judged, sequences, tv
+from specdecode_ref.fidelity.laws import Law, Next, add_completed, drafts, judged, sequences, tv
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Draw
 from specdecode_ref.verify import VERIFIERS, Verifier
@@ -70,9 +70,7 @@ def _row(verifier: Verifier, p: Next, proposals: Sequence[tuple[float, DraftTree
     length = 0.0
     for mass, draft, path, token in judged(verifier, p, proposals):
         length += mass * (len(path) - 1)
-        tokens = (*(draft.tokens[node] for node in path[1:]), token)
-        for whole, share in sequences(p, draft.depth + 1, start=tokens).items():
-            law[whole] = law.get(whole, 0.0) + mass * share
+        add_completed(law, p, draft.depth + 1, mass, (*(draft.tokens[node] for node in path[1:]), token))
     return Row(*about, None, length, law, tv(law, target))
 
 

@@ -213,9 +213,7 @@ def verdicts(
     edges = theory(name)(draft, {node: p[node].tolist() for node in range(len(draft))})
 
     def program(read: Reader) -> Result:
-        accept = Lazy(len(draft), lambda node: read(("accept", node)))
-        emit = Lazy(draft.depth + 1, lambda depth: read(("emit", depth)))
-        verdict = verify(draft, p, accept, emit)
+        verdict = _asked(verify, draft, p, read)
         return Result((verdict.path, verdict.token), verdict)
 
     def breakpoints(key: tuple[str, int], verdict: Verdict) -> list[float]:
@@ -227,6 +225,13 @@ def verdicts(
     return law
 
 
+def _asked(verify: Verify, draft: DraftTree, p: Any, read: Reader) -> Verdict:
+    """The verdict, the coins being read as ("accept", node) and ("emit", depth)."""
+    accept = Lazy(len(draft), lambda node: read(("accept", node)))
+    emit = Lazy(draft.depth + 1, lambda depth: read(("emit", depth)))
+    return verify(draft, p, accept, emit)
+
+
 def accepted(verify: Verify, draft: DraftTree, p: Any) -> float:
     """The expected number of accepted tokens on one draft, over all coins: exact, for a vocabulary of any size.
 
@@ -234,9 +239,7 @@ def accepted(verify: Verify, draft: DraftTree, p: Any) -> float:
     """
 
     def program(read: Reader) -> Result:
-        accept = Lazy(len(draft), lambda node: read(("accept", node)))
-        emit = Lazy(draft.depth + 1, lambda depth: read(("emit", depth)))
-        verdict = verify(draft, p, accept, emit)
+        verdict = _asked(verify, draft, p, read)
         return Result(verdict.path, verdict)
 
     def breakpoints(key: tuple[str, int], verdict: Verdict) -> list[float]:

@@ -132,8 +132,12 @@ def emitted(verify: Verify, target: Next, proposals: Iterable[tuple[float, Draft
     It equals the target's law of so many tokens if and only if the verifier is lossless on these drafts.
     """
     out: Law = {}
-    for weight, draft, path, token in judged(verify, target, proposals, search=search):
-        tokens = (*(draft.tokens[i] for i in path[1:]), token)
-        for whole, share in sequences(target, draft.depth + 1, start=tokens).items():
-            out[whole] = out.get(whole, 0.0) + weight * share
+    for mass, draft, path, token in judged(verify, target, proposals, search=search):
+        add_completed(out, target, draft.depth + 1, mass, (*(draft.tokens[i] for i in path[1:]), token))
     return out
+
+
+def add_completed(law: Law, target: Next, length: int, mass: float, tokens: tuple[int, ...]) -> None:
+    """Add to `law` what becomes of `tokens`, which have the probability `mass`, as the target goes on to `length`."""
+    for whole, share in sequences(target, length, start=tokens).items():
+        law[whole] = law.get(whole, 0.0) + mass * share

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdecode_ref import verify
 from specdecode_ref.errors import FidelityError
+from specdecode_ref.fidelity.conformance.cases import Make, certain, contextual, holes, skewed, smooth
 from specdecode_ref.fidelity.cube import Lazy, Reader, Result, explore, verdicts
 from specdecode_ref.fidelity.laws import Next, drafts, emitted, sequences, tv
 from specdecode_ref.sampling import point_mass
@@ -20,41 +21,14 @@ from specdecode_ref.types import Draw, Verdict
 EXACT = 1e-12
 WITH, WITHOUT, CERTAIN = "with_replacement", "without_replacement", "deterministic"
 
-Make = Callable[[np.random.Generator, int], np.ndarray]
-
 
 def laws(make: Make, seed: int, vocab: int = 3) -> Next:
     """A law for every context, drawn when it is first asked for, from a generator of its own."""
-
-    def after(tokens: tuple[int, ...]) -> Tensor:
-        row = make(np.random.default_rng([seed, *tokens]), vocab)
-        return torch.tensor(row / row.sum(), dtype=torch.float64)
-
-    return after
-
-
-def smooth(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    return rng.gamma(0.7, size=vocab) + 1e-3
-
-
-def holes(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """At least one token has mass, and about half have none."""
-    row = smooth(rng, vocab) * (rng.random(vocab) < 0.5)
-    row[rng.integers(vocab)] += 0.5
-    return row
-
-
-def one_hot(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    return np.eye(vocab)[rng.integers(vocab)]
+    return contextual(make, seed, vocab)
 
 
 def flat(rng: np.random.Generator, vocab: int) -> np.ndarray:
     return np.ones(vocab)
-
-
-def skewed(rng: np.random.Generator, vocab: int) -> np.ndarray:
-    """Masses over twelve orders of magnitude."""
-    return 10.0 ** rng.uniform(-12, 0, size=vocab)
 
 
 SHAPES: dict[str, tuple[tuple[Draw, ...], ...]] = {
@@ -81,9 +55,9 @@ VALUES: dict[str, tuple[Make, Make]] = {
     "zeros in p": (holes, smooth),
     "zeros in q": (smooth, holes),
     "zeros in both": (holes, holes),
-    "one-hot p": (one_hot, smooth),
-    "one-hot q": (smooth, one_hot),
-    "temperature 0": (one_hot, one_hot),
+    "one-hot p": (certain, smooth),
+    "one-hot q": (smooth, certain),
+    "temperature 0": (certain, certain),
     "flat": (flat, flat),
     "skewed": (skewed, skewed),
 }

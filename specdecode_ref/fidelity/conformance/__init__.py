@@ -13,15 +13,15 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from specdecode_ref import verify as rules
 from specdecode_ref.errors import FidelityError, InputError
 from specdecode_ref.fidelity.betting import Bets
-from specdecode_ref.fidelity.conformance import demands, examination, generators, isolation
+from specdecode_ref.fidelity.conformance import demands, exact, examination, generators, isolation
 from specdecode_ref.fidelity.conformance.adapters import Engine, roles
 from specdecode_ref.fidelity.conformance.cases import CERTAIN, WITH, WITHOUT
 from specdecode_ref.fidelity.conformance.contract import (
@@ -35,97 +35,12 @@ from specdecode_ref.fidelity.conformance.contract import (
     shown,
 )
 from specdecode_ref.fidelity.conformance.naming import known_bugs
+from specdecode_ref.fidelity.conformance.report import LOSSLESS, NOT, Report, joined
+from specdecode_ref.fidelity.conformance.state import EXACT, ROUNDED, Plan, State
 from specdecode_ref.types import Draw
 
 Kind = Literal["chain", "tree", "both"]
-LOSSLESS, NOT = "lossless", "not lossless"
-
-RUNGS = ("contract", "D", "R1", "R2", "repeat")
-"""In the order in which they are tried."""
-
-UNDECIDED = ("too slow", "refuses")
-"""Findings that say less than any other."""
-
 MOST_PROCESSES = 4
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an examination found.
-
-    verdict:    "lossless", "not lossless", or the name of a finding ("raises", "hangs", "mutates its input", ...).
-    detail:     the finding in a sentence.
-    rung:       the first that failed: "contract", "D" (boundaries), "R1" (exact law), "R2" (samples), or "repeat".
-    tv:         the largest total variation of an exact law from the target's; `bound`: how far off it may be.
-    tolerance:  the largest distance that counts as rounding.
-    samples, sampled_tv, radius: rung R2: sequences, their distance, and what a right sampler stays below.
-    worst:      up to five sequences with what came and what was due.
-    known_bug:  the known bug that this law is, or that is nearest.
-    example:    the smallest input that shows the failure; `replay` asks it again.
-    judged, refused, notes: the shapes of drafts that were judged, those that the verifier refuses, and remarks.
-    """
-
-    verdict: str
-    detail: str = ""
-    rung: str | None = None
-    tv: float | None = None
-    bound: float | None = None
-    tolerance: float | None = None
-    samples: int = 0
-    sampled_tv: float | None = None
-    radius: float | None = None
-    worst: tuple[dict[str, Any], ...] = ()
-    known_bug: str | None = None
-    example: dict[str, Any] | None = None
-    judged: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    laws: int = 0
-    calls: int = 0
-    seconds: float = 0.0
-    verifier: str = ""
-
-    @property
-    def lossless(self) -> bool:
-        """True for the verdict "lossless" only."""
-        return self.verdict == LOSSLESS
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {"lossless": self.lossless, **asdict(self)}
-
-    def text(self) -> str:
-        """The report for a reader."""
-        return "\n".join(_lines(self))
-
-
-def _lines(r: Report) -> list[str]:
-    out = [f"{r.verifier}: {r.verdict}" + (f": {r.detail}" if r.detail else "")]
-    if r.rung:
-        out.append(f"first failing rung: {r.rung}")
-    if r.tv is not None and (r.bound or 0) < examination.MIXED:
-        out.append(
-            f"exact law: total variation {r.tv:.3g} +- {r.bound or 0:.1g} over {r.laws} laws; "
-            f"up to {r.tolerance:g} counts as rounding"
-        )
-    if r.samples:
-        out.append(f"sampled law: total variation {r.sampled_tv:.4f}, radius {r.radius:.4f}, {r.samples} sequences")
-        if r.lossless and (r.tv is None or (r.bound or 0) >= examination.MIXED):
-            out.append(f"only samples could be had: a difference well below {r.radius:.4f} would not be seen")
-    for cell in r.worst:
-        out.append(f"  tokens {cell['tokens']}: came {cell['came']:.6g}, due {cell['due']:.6g}")
-    if r.known_bug:
-        out.append(f"known bug: {r.known_bug}")
-    if r.example:
-        out.append("smallest input found:")
-        out += [f"  {name}: {value}" for name, value in r.example.items()]
-    if r.judged:
-        out.append(f"judged: {'; '.join(r.judged)}")
-    if r.refused:
-        out.append(f"refused: {'; '.join(r.refused)}")
-    out += [f"note: {note}" for note in r.notes]
-    out.append(f"{r.calls} calls, {r.seconds:.1f} s")
-    return out
 
 
 def examine(
@@ -202,38 +117,6 @@ def _of_the_dead(found: Any) -> Report:
     return report
 
 
-def joined(reports: Sequence[Report]) -> Report:
-    """One report out of those of several processes: the first rung that failed anywhere, and the sums of the rest."""
-
-    def gravity(r: Report) -> tuple[int, int, int, int]:
-        return (r.lossless, r.verdict in UNDECIDED, RUNGS.index(r.rung) if r.rung else len(RUNGS), r.verdict != NOT)
-
-    first = min(reports, key=gravity)
-    sampled = max(reports, key=lambda r: (r.rung == "R2", r.samples > 0, r.sampled_tv or 0.0))
-    return replace(
-        first,
-        tv=_largest(r.tv for r in reports),
-        bound=_largest(r.bound for r in reports),
-        tolerance=_largest(r.tolerance for r in reports),
-        samples=sampled.samples,
-        sampled_tv=sampled.sampled_tv,
-        radius=sampled.radius,
-        judged=_all(r.judged for r in reports),
-        refused=_all(r.refused for r in reports),
-        notes=_all(r.notes for r in reports),
-        laws=sum(r.laws for r in reports),
-        calls=sum(r.calls for r in reports),
-    )
-
-
-def _all(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value for part in parts for value in part))
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
 def assert_lossless(verifier: Callable[..., Any] | str, **settings: Any) -> Report:
     """`examine`, raising FidelityError with the whole report unless the verdict is "lossless". Settings as there."""
     report = examine(verifier, **settings)
@@ -290,7 +173,7 @@ def load(name: str) -> Any:
 
 def _plan(
     kind: str | None, vocab: int, gamma: int, seed: int, samples: int | None, draws: Sequence[Draw] | None
-) -> examination.Plan:
+) -> Plan:
     everything = (WITH, WITHOUT, CERTAIN)
     if kind not in (None, "chain", "tree", "both"):
         raise InputError("kind 'chain', 'tree' or 'both'", repr(kind), "or leave it out")
@@ -302,15 +185,13 @@ def _plan(
     chosen = tuple(everything if draws is None else draws)
     if not chosen or set(chosen) - set(everything):
         raise InputError(f"draws out of {', '.join(everything)}", list(chosen), "leave it out for all of them")
-    return examination.Plan(kind, vocab, gamma, seed, samples, chosen)
+    return Plan(kind, vocab, gamma, seed, samples, chosen)
 
 
-def _examined(
-    function: Callable[..., Any], plan: examination.Plan, batched: bool, watch: Watch, deadline: Deadline
-) -> Report:
+def _examined(function: Callable[..., Any], plan: Plan, batched: bool, watch: Watch, deadline: Deadline) -> Report:
     """The report, made where the verifier runs."""
     asker: Any = (Engine if batched else Caller)(function, watch, deadline)
-    state = examination.State(plan, asker, tolerance=examination.ROUNDED if batched else examination.EXACT)
+    state = State(plan, asker, tolerance=ROUNDED if batched else EXACT)
     if batched:
         can = (WITH,) if asker.laws_required else (WITH, CERTAIN) if asker.takes_laws else (CERTAIN,)
         state.plan = plan = replace(plan, draws=tuple(draw for draw in can if draw in plan.draws) or can)
@@ -335,7 +216,7 @@ def _examined(
         if not batched and (warning := demands.nan_becomes_a_token(asker, plan.draws)):
             state.notes.append(warning)
         rung = "R1"
-        examination.rung_law(state, kinds)
+        exact.rung_law(state, kinds)
         if state.failed:
             rung = "repeat"
             examination.again(state)  # a law may be wrong because the verifier remembers something
@@ -358,7 +239,7 @@ def _examined(
         return _report(state, "refuses", str(refusal), rung, sample)
 
 
-def _sampled_only(state: examination.State, engine: Engine) -> Report:
+def _sampled_only(state: State, engine: Engine) -> Report:
     """The report on a function that draws its own coins."""
     plan, sample = state.plan, examination.Sample()
     total = plan.samples or 800_000
@@ -388,7 +269,7 @@ def _sampled_only(state: examination.State, engine: Engine) -> Report:
     return _passed(state, sample)
 
 
-def _passed(state: examination.State, sample: examination.Sample) -> Report:
+def _passed(state: State, sample: examination.Sample) -> Report:
     """The verdict where nothing was found: it must have judged something, and all that was asked for."""
     if not any(shape != "no draft" for shape in state.judged):
         reason = next(iter(state.refused.values()), "nothing was judged in time")
@@ -400,14 +281,14 @@ def _passed(state: examination.State, sample: examination.Sample) -> Report:
     return _report(state, LOSSLESS, "", None, sample)
 
 
-def _finding(state: examination.State, breach: Breach, rung: str, sample: examination.Sample) -> Report:
+def _finding(state: State, breach: Breach, rung: str, sample: examination.Sample) -> Report:
     example = None
     if breach.question is not None:
-        example = {**breach.question.data(), "came": shown(breach.came), "due": examination.due(breach.question)}
+        example = {**breach.question.data(), "came": shown(breach.came), "due": exact.due(breach.question)}
     return replace(_report(state, breach.name, breach.detail, rung, sample), example=example)
 
 
-def _not_lossless(state: examination.State, rung: str, sample: examination.Sample) -> Report:
+def _not_lossless(state: State, rung: str, sample: examination.Sample) -> Report:
     if not state.failed:
         report = _report(state, NOT, "the sampled law is not the target's", rung, sample)
         return replace(report, worst=sample.worst, notes=(*report.notes, *sample.text.splitlines()))
@@ -416,14 +297,12 @@ def _not_lossless(state: examination.State, rung: str, sample: examination.Sampl
     return replace(
         report,
         worst=tuple(state.worst),
-        known_bug=examination.name_the_bug(state),
-        example=examination.smallest_example(state),
+        known_bug=exact.name_the_bug(state),
+        example=exact.smallest_example(state),
     )
 
 
-def _report(
-    state: examination.State, verdict: str, detail: str, rung: str | None, sample: examination.Sample
-) -> Report:
+def _report(state: State, verdict: str, detail: str, rung: str | None, sample: examination.Sample) -> Report:
     return Report(
         verdict,
         detail,
