@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdecode_ref.fidelity import mutants
-from specdecode_ref.fidelity.conformance import cases, exact, naming
+from specdecode_ref.fidelity.conformance import cases, exact, examine, naming
 from specdecode_ref.fidelity.conformance.report import NOT, Report, joined
 from specdecode_ref.fidelity.laws import emitted, sequences, tv
 from specdecode_ref.fidelity.private import planted
@@ -61,6 +61,12 @@ def test_second_levels_and_third_siblings_show_their_bugs(shape: cases.Shape, vo
             law = emitted(package("verify").get("tree"), case.p, case.drafts(), search=True)
             distances.append(tv(law, sequences(case.p, shape.depth + 1)))
     assert max(distances) > 1e-3
+
+
+def test_a_bug_that_ignores_a_coin_has_an_example() -> None:
+    with mutants.get("M05").plant() as package:
+        report = examine(package("verify.chain").verify, kind="chain", draws=("with_replacement",), samples=1000)
+    assert report.example is not None and report.example["came"] != report.example["due"]
 
 
 def test_the_worst_cells_come_first() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -157,9 +157,9 @@ def smallest_example(state: State) -> dict[str, Any] | None:
     best: tuple[float, dict[str, Any]] | None = None
     for (weight, draft), one in zip(proposals, found, strict=True):
         rows = case.rows(draft)
-        for box in one.boxes:
+        for box, share in product(one.boxes, (0.5, 0.1, 0.9)):  # a coin that it ignores may be one that matters
             coins = [
-                (box.spans[k].left + box.spans[k].right) / 2 if k in box.spans else 0.5
+                box.spans[k].left + share * (box.spans[k].right - box.spans[k].left) if k in box.spans else share
                 for k in range(len(draft) + draft.depth + 1)
             ]
             question = Question(draft, rows, tuple(coins[: len(draft)]), tuple(coins[len(draft) :]))
