@@ -29,7 +29,10 @@ class Proposer(Protocol):
         ...
 
     def observe(self, verdict: Verdict, features: Sequence[Tensor]) -> None:
-        """The fate of the last proposal; `features` [path, hidden] of the target's layers this drafter asked for."""
+        """What became of the round; `features` [path, hidden] of the target's layers this drafter asked for.
+
+        The proposal may have been another drafter's, where several take turns.
+        """
         ...
 
 

@@ -49,23 +49,23 @@ class First:
 
 
 class FirstProposer:
-    """The proposers of one sequence; only the one that took a round hears of its verdict."""
+    """The proposers of one sequence. All hear of every verdict: those that read features need all of them."""
 
     def __init__(
         self, proposers: Sequence[Proposer], shares: Callable[[Sequence[Tensor]], list[Sequence[Tensor]]]
     ) -> None:
-        self._proposers, self._shares, self._took = proposers, shares, 0
+        self._proposers, self._shares = proposers, shares
 
     def propose(self, context: Context, coins: Coins) -> DraftTree:
         """See `Proposer.propose`."""
         tree = DraftTree.bare(context.root)
-        for number, proposer in enumerate(self._proposers):
+        for proposer in self._proposers:
             tree = proposer.propose(context, coins)
-            self._took = number
             if len(tree) > 1:
                 break
         return tree
 
     def observe(self, verdict: Verdict, features: Sequence[Tensor]) -> None:
         """See `Proposer.observe`."""
-        self._proposers[self._took].observe(verdict, self._shares(features)[self._took])
+        for proposer, share in zip(self._proposers, self._shares(features), strict=True):
+            proposer.observe(verdict, share)

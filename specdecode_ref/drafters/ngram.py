@@ -47,12 +47,12 @@ class NGram:
         """For the trace's header."""
         return {"gamma": self.gamma, "longest": self.longest, "shortest": self.shortest}
 
-    def start(self, prompt: Sequence[int], rule: SamplingRule, features: Sequence[Tensor] = ()) -> _Lookup:
+    def start(self, prompt: Sequence[int], rule: SamplingRule, features: Sequence[Tensor] = ()) -> Lookup:
         """See `Drafter.start`."""
-        return _Lookup(self)
+        return Lookup(self)
 
 
-class _Lookup:
+class Lookup:
     """An index of every n-gram seen so far: where its latest occurrence ends. Grows by the tokens of each round."""
 
     def __init__(self, settings: NGram) -> None:
@@ -62,14 +62,17 @@ class _Lookup:
 
     def propose(self, context: Context, coins: Coins) -> DraftTree:
         """See `Proposer.propose`. The tokens are deterministic; no match gives a bare tree."""
-        tokens = context.tokens
+        _, found = self.find(context.tokens)
+        return DraftTree.chain(context.root, tuple(found[: max(context.room, 0)]))
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """How long an n-gram was found again, and the tokens that followed it, at most gamma; (0, ()) for none."""
         self._index(tokens)
         for n in range(min(self._settings.longest, len(tokens) - 1), self._settings.shortest - 1, -1):
             end = self._ends.get(tuple(tokens[-n:]))
             if end is not None:
-                gamma = min(self._settings.gamma, context.room)
-                return DraftTree.chain(context.root, tuple(tokens[end : end + gamma]))
-        return DraftTree.bare(context.root)
+                return n, tokens[end : end + self._settings.gamma]
+        return 0, ()
 
     def observe(self, verdict: Verdict, features: Sequence[Tensor]) -> None:
         """Nothing to learn: the committed tokens say it all."""

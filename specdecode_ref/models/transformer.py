@@ -102,11 +102,15 @@ class Transformer:
         masks = self._masks(where, cache)
         for i, layer in enumerate(self.layers):
             x = x + self._attention(i, layer, self._rms(x, layer.attention_norm), where, cache, rotation, masks)
-            gate, up = layer.gate_up(self._rms(x, layer.mlp_norm)).chunk(2, -1)
-            x = x + layer.down(silu(gate).mul_(up))
+            x = x + self._mlp(layer, self._rms(x, layer.mlp_norm))
             if i + 1 in features:
                 wanted[i + 1] = x
         return x, tuple(wanted[k] for k in features)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        """The gated feed-forward block (Shazeer, 2020), [B, N, hidden]."""
+        gate, up = layer.gate_up(x).chunk(2, -1)
+        return layer.down(silu(gate).mul_(up))
 
     def _attention(
         self,
@@ -152,8 +156,8 @@ class Transformer:
         masks: dict[int | None, Tensor | None] = {}
         for window in windows:
             seen = mask if window is None else within(window, mask, positions, cache.planes[1])
-            alone = seen.shape[:2] == (1, 1) and (window is None or seen.shape[-1] <= window)
-            masks[window] = None if alone else self._additive(seen)
+            everything = seen.shape[:2] == (1, 1) and bool((where.mask if window is None else seen).all())
+            masks[window] = None if everything else self._additive(seen)
         return masks
 
     def _additive(self, seen: Tensor) -> Tensor:
