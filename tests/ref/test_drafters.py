@@ -15,6 +15,7 @@ from specdecode_ref.drafters import build
 from specdecode_ref.drafters.first import First
 from specdecode_ref.drafters.model import ModelDrafter
 from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.drafters.shapes import Dynamic, Shape, Static, chain
 from specdecode_ref.errors import InputError, UnknownNameError
 from specdecode_ref.models.base import Output
 from specdecode_ref.models.table import TableModel
@@ -93,7 +94,9 @@ def test_ngram_refuses_lengths_that_make_no_sense(wrong: dict[str, int]) -> None
         NGram(**wrong)
 
 
-def drafter(branching: Sequence[int] = (2, 2, 1), draw: Any = "without_replacement", seed: int = 1) -> ModelDrafter:
+def drafter(
+    branching: Shape | Sequence[int] = (2, 2, 1), draw: Any = "without_replacement", seed: int = 1
+) -> ModelDrafter:
     return ModelDrafter(TableModel.random(V, seed=seed), branching, draw)
 
 
@@ -168,9 +171,14 @@ def follow(draft: Any, fresh: Any, rounds: int, seed: int) -> list[DraftTree]:
     return trees
 
 
-@pytest.mark.parametrize("branching", [(1, 1, 1, 1), (2, 2, 1), (1,), (3,)])
-def test_a_model_drafter_that_lived_long_is_like_a_fresh_one(branching: tuple[int, ...]) -> None:
-    """Its cache holds the committed text and nothing of the rejected branches."""
+NARROW = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    "branching", [(1, 1, 1, 1), (2, 2, 1), (1,), (3,), NARROW, Dynamic(3, 2, 5), Dynamic(4, 3, 9, 0.05)], ids=str
+)
+def test_a_model_drafter_that_lived_long_is_like_a_fresh_one(branching: Shape | tuple[int, ...]) -> None:
+    """Its cache holds the committed text and nothing of the rejected branches, nor of nodes that were not kept."""
     follow(drafter(branching), drafter(branching), rounds=30, seed=1)
     follow(drafter(branching, seed=7), drafter(branching, seed=7), rounds=30, seed=2)  # the target itself: all accepted
 
@@ -191,7 +199,7 @@ def test_a_proposal_that_was_never_judged_leaves_nothing_behind() -> None:
     assert proposer.propose(context, recorder(2)).tokens == fresh.tokens
 
 
-def test_first_tells_only_the_one_that_took_the_round() -> None:
+def test_first_tells_everyone_with_their_own_features() -> None:
     heard: list[str] = []
 
     class Named:
@@ -216,7 +224,7 @@ def test_first_tells_only_the_one_that_took_the_round() -> None:
     proposer = both.start([1], RULE, (torch.tensor(1.0), torch.tensor(2.0)))
     proposer.propose(Context([1], 1, 5), recorder())
     proposer.observe(None, (torch.tensor(1.0), torch.tensor(2.0)))
-    assert heard == ["b 2.0"]
+    assert heard == ["a 1.0", "b 2.0"]
     with pytest.raises(InputError):
         First([])
 
@@ -268,9 +276,9 @@ def test_build_makes_what_was_named() -> None:
     ngram: Any = build("ngram", target, gamma=5)
     assert ngram == NGram(gamma=5)
     both: Any = build("ngram+model", target, gamma=3, draft_model=lambda: TableModel.random(V, seed=1))
-    assert both.name == "ngram+model" and both.drafters[1].branching == (1, 1, 1) and both.vocab_size == V
+    assert both.name == "ngram+model" and both.drafters[1].shape == chain(3) and both.vocab_size == V
     tree: Any = build("model", target, tree=(3, 2), draft_model=lambda: TableModel.random(V, seed=1))
-    assert tree.settings == {"tree": [3, 2], "draw": "without_replacement", "draft_model": "table"}
+    assert tree.settings == {"tree": "sampled:3,2", "draft_model": "table"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""Choosing the shape of a tree from a calibration: what a shape would have done with the drafts that were measured.
+
+At temperature 0 decoding is a walk along the target's own text: a round that starts at a place accepts what the draft
+there and the text have in common, and the next one starts behind it. The calibration holds a wide draft for every
+place, so the walk can be made for any smaller shape without running a model, each round paid with what its rows and its
+levels cost. As far as the wide drafts reach, the replay is exact for chains, static trees, and dynamic trees that open
+as many nodes on a level; narrower ones may open a node that the wide draft did not, and it then counts as a leaf.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from specdecode_ref.drafters.calibration import Calibration, Draft
+from specdecode_ref.drafters.optimal import optimal
+from specdecode_ref.drafters.shapes import MOST_NODES, Auto, Dynamic, Optimal, Sampled, Shape, Static, Wanted, chain
+from specdecode_ref.errors import InputError
+
+CHAINS, STATIC = range(1, 9), range(2, 25)
+DEPTHS, WIDTHS, NODES = range(2, 7), range(1, 5), (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16)
+FLOORS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+"""What `auto` tries: the lengths of chains, the nodes of optimal static trees, and all dynamic trees of such sizes."""
+
+T = TypeVar("T")
+
+
+class Round(NamedTuple):
+    """What a shape makes of one draft: rows of the target's step, nodes opened on each level, tokens accepted."""
+
+    rows: int
+    opened: tuple[int, ...]
+    accepted: int
+
+
+class Forecast(NamedTuple):
+    """tau: tokens a round; speed: tokens a second, without what the loop itself takes."""
+
+    tau: float
+    speed: float
+
+
+def resolve(wanted: Wanted, calibration: Calibration, kinds: tuple[type, ...] = (Sampled, Static, Dynamic)) -> Shape:
+    """The shape to use: `Optimal` and `Auto` by the calibration, any other as it is.
+
+    kinds: what `auto` may choose; a drafter that puts hints in its tree, say, needs a `Dynamic` one.
+    """
+    if isinstance(wanted, Optimal):
+        return optimal(calibration.acceptance, wanted.nodes)
+    if isinstance(wanted, Auto):
+        tried = [candidate for candidate in candidates(calibration) if isinstance(candidate[0], kinds)]
+        return max(tried, key=lambda candidate: candidate[1].speed)[0]
+    return wanted
+
+
+def candidates(calibration: Calibration) -> Iterator[tuple[Shape, Forecast]]:
+    """Every shape that `auto` tries and what it would reach, the simple ones first."""
+    prices = _Prices.of(calibration)
+    shapes: list[Sampled | Static] = [
+        *map(chain, CHAINS),
+        *(optimal(calibration.acceptance, nodes) for nodes in STATIC),
+    ]
+    for shape in dict.fromkeys(shapes):
+        yield shape, _walk(calibration.texts, _fixed(shape), prices)
+    for depth, width in product(DEPTHS, WIDTHS):
+        grown = [[_Grown.of(draft, depth, width) for draft in text] for text in calibration.texts]
+        sizes = [nodes for nodes in NODES if max(depth, width) <= nodes <= width + (depth - 1) * width**2]
+        for nodes, floor in product(sizes, FLOORS):
+            yield Dynamic(depth, width, nodes, floor), _walk(grown, _cut(nodes, floor), prices)
+
+
+def forecast(shape: Shape, calibration: Calibration) -> Forecast:
+    """What decoding with that shape would have reached at temperature 0.
+
+    Raises InputError for sampled trees, whose draws at temperature 0 are all the same token.
+    """
+    prices = _Prices.of(calibration)
+    if isinstance(shape, Dynamic):
+        grown = [[_Grown.of(draft, shape.depth, shape.width) for draft in text] for text in calibration.texts]
+        return _walk(grown, _cut(shape.nodes, shape.floor), prices)
+    return _walk(calibration.texts, _fixed(shape), prices)
+
+
+def _walk(texts: Sequence[Sequence[T]], play: Callable[[T], Round], prices: _Prices) -> Forecast:
+    """Decode all texts, from draft to draft."""
+    rounds = tokens = 0
+    seconds = 0.0
+    for text in texts:
+        place = 0
+        while place < len(text):
+            played = play(text[place])
+            rounds += 1
+            tokens += played.accepted + 1
+            seconds += prices.seconds(played)
+            place += played.accepted + 1
+    return Forecast(tokens / rounds, tokens / seconds)
+
+
+def _fixed(shape: Sampled | Static) -> Callable[[Draft], Round]:
+    """Replays a chain or a static tree: it accepts the path as far as it has its places."""
+    if isinstance(shape, Static):
+        paths = shape.paths
+    elif max(shape.branching) == 1:
+        paths = tuple((0,) * depth for depth in range(1, len(shape.branching) + 1))
+    else:
+        raise InputError("a chain, or a tree filled by rank", shape, "measure a sampled tree by decoding with it")
+    places = set(paths)
+    opened = Counter(len(parent) for parent in {path[:-1] for path in paths})
+    levels = tuple(opened[depth] for depth in range(len(opened)))
+
+    def play(draft: Draft) -> Round:
+        accepted = 0
+        while accepted < len(draft.ranks) and draft.ranks[: accepted + 1] in places:
+            accepted += 1
+        return Round(len(places) + 1, levels, accepted)
+
+    return play
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """A draft as EAGLE-2 grows it, before its nodes are chosen. Nodes go by their losses, -log of their paths' chances.
+
+    losses: of all nodes, ascending. places: where the nodes of the accepted path stand among them.
+    opened: of the nodes opened on each level, ascending.
+    """
+
+    losses: list[float]
+    places: list[int]
+    opened: list[list[float]]
+
+    @classmethod
+    def of(cls, draft: Draft, depth: int, width: int) -> _Grown:
+        """The part of a wide draft that a tree of that depth and width would have grown."""
+        nodes: list[int] = []
+        opened: list[list[float]] = []
+        level = [0]
+        while level and len(opened) < depth:
+            opened.append([-draft.scores[node] for node in level])
+            below = [child for node in level for child in draft.children[node][:width]]
+            level = sorted(below, key=lambda node: -draft.scores[node])[:width]
+            nodes += below
+        order = sorted(sorted(nodes), key=lambda node: -draft.scores[node])
+        place = {node: i for i, node in enumerate(order)}
+        return cls(
+            [-draft.scores[node] for node in order],
+            [place[node] for node in draft.path[1:] if node in place],
+            opened,
+        )
+
+
+def _cut(nodes: int, floor: float) -> Callable[[_Grown], Round]:
+    """Replays the choice of nodes: the most probable ones, none below the floor.
+
+    No node is more probable than its parent, so a floor takes away the same nodes before growing and after it.
+    """
+    most = -math.log(floor) if floor else math.inf
+
+    def play(grown: _Grown) -> Round:
+        kept = min(nodes, bisect_right(grown.losses, most))
+        opened = tuple(count for level in grown.opened if (count := bisect_right(level, most)))
+        return Round(kept + 1, opened, bisect_left(grown.places, kept))
+
+    return play
+
+
+class _Prices(NamedTuple):
+    """rows[n]: seconds of a target step of n rows; level[n]: of a further draft level that opens n nodes."""
+
+    start: float
+    rows: list[float]
+    level: list[float]
+
+    @classmethod
+    def of(cls, calibration: Calibration) -> _Prices:
+        """Straight lines between the sizes that were measured; larger ones cost in proportion."""
+        return cls(calibration.start, _line(calibration.rows), _line(calibration.level))
+
+    def seconds(self, played: Round) -> float:
+        """What the round took."""
+        return self.start + self.rows[played.rows] + sum(self.level[nodes] for nodes in played.opened[1:])
+
+
+def _line(costs: Mapping[int, float]) -> list[float]:
+    sizes = sorted(costs)
+    wanted = np.arange(MOST_NODES + 2)
+    line = np.interp(wanted, sizes, [costs[size] for size in sizes])
+    return (line * np.maximum(1, wanted / sizes[-1])).tolist()
