@@ -36,7 +36,8 @@ ORDER = tuple(room for level in LEVELS for room in level)
 INSIDE = {
     "verify": ("match", "chain", "tree", "block", "traversal", "kseq", "onehot", "typical", "relaxed", "lenient"),
     "models": ("base", "table", "transformer", "hf", "zoo"),
-    "drafters": ("base", "ngram", "model", "heads", "eagle"),
+    "drafters": ("base", "shapes", "growth", "ngram", "model", "eagle", "medusa", "hybrid"),
+    "train": ("prompts", "text", "corpus", "labels", "network", "recipes", "fit", "report", "run"),
 }
 """Files of one room in their order. A file that is not named here may be anywhere, as long as no circle forms."""
 

@@ -66,11 +66,18 @@ def test_it_holds_every_file_of_the_packages_and_no_other(wheel: zipfile.ZipFile
     assert {name.partition("/")[0] for name in packed} == HOMES.keys()
 
 
-def test_it_holds_no_tests_and_no_weights(wheel: zipfile.ZipFile) -> None:
+def test_it_holds_no_tests_and_no_weights_but_small_heads(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert [name for name in names if Path(name).suffix in WEIGHTS] == []
+    heads = {info.filename: info.file_size for info in wheel.infolist() if Path(info.filename).suffix in WEIGHTS}
+    assert all(name.startswith("specdecode_ref/heads/") and name.endswith(".safetensors") for name in heads)
+    assert max(heads.values()) <= 20_000_000 and sum(heads.values()) <= 45_000_000
     assert [name for name in names if "test" in Path(name).stem.split("_") or "tests" in Path(name).parts] == []
-    assert sum(info.file_size for info in wheel.infolist()) < 5_000_000
+    assert sum(info.file_size for info in wheel.infolist()) - sum(heads.values()) < 5_000_000
+
+
+def test_the_shipped_heads_are_found_outside_the_checkout(unpacked: Path, tmp_path: Path) -> None:
+    code = "from specdecode_ref.drafters.shipped import HEADS; print(*(p.name for p in (HEADS / 'smollm2').iterdir()))"
+    assert sorted(outside(unpacked, tmp_path, "-c", code).split()) == ["draft", "eagle", "medusa"]
 
 
 def test_it_names_its_licence_and_its_command(wheel: zipfile.ZipFile) -> None:

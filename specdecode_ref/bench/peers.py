@@ -1,6 +1,7 @@
 """The peers of a benchmark: `transformers` on the very weights that our model runs on.
 
-`hf` is plain `generate`, `hf-pld` its prompt lookup with ten tokens, the value its documentation uses.
+`hf` is plain `generate`, `hf-pld` its prompt lookup with ten tokens, the value its documentation uses, and
+`hf-assisted` its assisted generation with the draft model that is shipped for the target, as its defaults have it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specdecode_ref.models import gguf, store, zoo
 if TYPE_CHECKING:
     from specdecode_ref.sampling import SamplingRule
 
-PEERS: Mapping[str, Mapping[str, Any]] = {"hf": {}, "hf-pld": {"prompt_lookup_num_tokens": 10}}
+PEERS: Mapping[str, Mapping[str, Any]] = {"hf": {}, "hf-pld": {"prompt_lookup_num_tokens": 10}, "hf-assisted": {}}
 """Name -> what is added to the settings of `generate`."""
 
 
@@ -50,26 +51,48 @@ def transformers_methods(
     forwards = [0]
     model.register_forward_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
 
-    def method(extra: Mapping[str, Any]) -> Method:
+    assistant = _assistant(transformers, target) if "hf-assisted" in names else None
+
+    def method(name: str) -> Method:
+        assisted = {"assistant_model": assistant} if name == "hf-assisted" else {}
+
         def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
             settings = transformers.GenerationConfig(
                 max_new_tokens=max_new_tokens,
                 eos_token_id=list(rule.eos) or None,
                 pad_token_id=rule.eos[0] if rule.eos else 0,
                 **_sampling(rule),
-                **extra,
+                **PEERS[name],
             )
             ids = torch.tensor([list(prompt)], device=target.device)
             forwards[0] = 0
             torch.manual_seed(seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+                out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, **assisted)
             return Run(tuple(out[0, len(prompt) :].tolist()), forwards[0])
 
         return run
 
-    return {name: method(PEERS[name]) for name in names}
+    return {name: method(name) for name in names}
+
+
+def _assistant(transformers: Any, target: Any) -> Any:
+    """The shipped draft model as a model of `transformers`, with the target's whole LM head: it has no smaller ones."""
+    from specdecode_ref.drafters import shipped
+    from specdecode_ref.drafters.layouts.host import Host
+
+    folder = shipped.folder("draft", target)
+    if folder is None:
+        raise ModelError(f"a draft model that is shipped for '{target.name}'", "none", "leave hf-assisted out")
+    config = zoo.read_json(folder / "config.json")
+    sizes = {name: value for name, value in config.items() if name not in ("architectures", "draft_vocab_size")}
+    made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    own = {name: tensor.float() for name, tensor in zoo.SafetensorsFolder(folder).items() if name not in ("d2t", "t2d")}
+    host = Host.of(target)
+    lent = {"model.embed_tokens.weight": host.table, "lm_head.weight": host.rows(torch.arange(host.vocab_size))}
+    made.load_state_dict(lent | own)
+    return made.to(target.dtype).to(target.device).eval()
 
 
 def _folder(name: str) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import specdecode_ref
 from specdecode_ref import bench
 from specdecode_ref.cli import checks, screen
-from specdecode_ref.cli.generate import INTERRUPTED, encode, same_vocabulary
+from specdecode_ref.cli.generate import INTERRUPTED, calibrator, encode, same_vocabulary
 from specdecode_ref.errors import InputError, UnknownNameError
 from specdecode_ref.metrics import Metrics
 
@@ -39,6 +39,7 @@ class Request:
     repeats: int
     model: str
     draft_model: str | None
+    head: str | None
     gamma: int | None
     tree: str | None
     temperature: float
@@ -54,12 +55,12 @@ def run(request: Request) -> int:
     """Measure, print, write. Returns the exit code; raises SpecDecodeError for bad input."""
     from specdecode_ref.models import zoo
 
-    shape, target_file, prompts = _check(request)
+    target_file, prompts = _check(request)
     rule = _rule(request)
     with screen.status(f"Loading {screen.one_line(request.model)}"):
         loaded = zoo.load(request.model, dtype=request.dtype, device=request.device)
         encoded = _encode(loaded, prompts, request.max_new_tokens)
-        methods = _methods(request, loaded, shape, rule)
+        methods = _methods(request, loaded, rule)
     config = _config(request, loaded, prompts)
     out = screen.console()
     out.print(_headline(config))
@@ -77,24 +78,33 @@ def run(request: Request) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _check(request: Request) -> tuple[tuple[int, ...] | None, Path | None, list[bench.Prompt]]:
+def _check(request: Request) -> tuple[Path | None, list[bench.Prompt]]:
+    from specdecode_ref.bench.peers import PEERS
+
     checks.at_least_one("--max-new-tokens", request.max_new_tokens)
     checks.at_least_one("--limit", request.limit)
     checks.at_least_one("--repeats", request.repeats)
     checks.at_least_one("--gamma", request.gamma)
-    shape = checks.tree(request.tree, request.gamma)
+    checks.tree(request.tree, request.gamma)
     if not request.drafters:
         raise InputError("at least one drafter in --drafters", "none", "name some, such as none,ngram")
-    for name in request.drafters:
-        checks.drafter_name(name)
+    for method in request.drafters:
+        name, own = _named(method)
+        checks.drafter_name(name, checks.tree(own, None))
     for name in request.peers:
-        if name not in ("hf", "hf-pld"):
-            raise UnknownNameError("peers out of hf, hf-pld", repr(name)[:80], "choose among them")
+        if name not in PEERS:
+            raise UnknownNameError(f"peers out of {', '.join(PEERS)}", repr(name)[:80], "choose among them")
     names = (*request.drafters, *request.peers)
     if len(set(names)) < len(names):
         raise InputError("every method once", ", ".join(names), "drop the one that stands twice")
     target_file = checks.output_file(request.json, "--json")
-    return shape, target_file, bench.spread(bench.read_prompts(request.prompts), request.limit)
+    return target_file, bench.spread(bench.read_prompts(request.prompts), request.limit)
+
+
+def _named(method: str) -> tuple[str, str | None]:
+    """The drafter of a method and its own tree, if it has one: eagle@chain:4."""
+    name, at, tree = method.partition("@")
+    return name, tree if at else None
 
 
 def _rule(request: Request) -> SamplingRule:
@@ -122,28 +132,29 @@ def _encode(
     return encoded
 
 
-def _methods(
-    request: Request, loaded: Loaded, shape: tuple[int, ...] | None, rule: SamplingRule
-) -> dict[str, bench.Method]:
+def _methods(request: Request, loaded: Loaded, rule: SamplingRule) -> dict[str, bench.Method]:
     from specdecode_ref import drafters
     from specdecode_ref.bench.peers import transformers_methods
     from specdecode_ref.models import zoo
 
     rule = replace(rule, eos=tuple(sorted(loaded.tokenizer.eos_ids)))
     draft = None
-    if any("model" in name.split("+") for name in request.drafters) and request.draft_model:
+    if request.draft_model and any("model" in _named(method)[0].split("+") for method in request.drafters):
         draft = zoo.load(request.draft_model, dtype=request.dtype, device=request.device)
         same_vocabulary(loaded, draft)
     methods = {}
-    for name in request.drafters:
+    for method in request.drafters:
+        name, own = _named(method)
+        shape = checks.tree(request.tree, request.gamma) if own is None else checks.tree(own, None)
         drafter = drafters.build(
             name,
             loaded.model,
-            gamma=request.gamma,
-            tree=None if name in ("none", "ngram") else shape,
+            tree=None if name in ("none", "ngram") and not checks.is_chain(shape) else shape,
+            head=request.head,
             draft_model=(lambda: draft.model) if draft else None,
+            calibrate=calibrator(loaded),
         )
-        methods[name] = bench.ours(loaded.model, drafter, rule, request.seed)
+        methods[method] = bench.ours(loaded.model, drafter, rule, request.seed)
     return methods | transformers_methods(request.peers, request.model, loaded, rule, request.seed)
 
 

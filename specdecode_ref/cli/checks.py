@@ -5,19 +5,19 @@ Values that other rooms check themselves (the sampling rule, the seed, the promp
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdecode_ref.cli import screen
 from specdecode_ref.errors import InputError, UnknownNameError
 from specdecode_ref.trace import Trace
 from specdecode_ref.types import Draw
 
-MOST_NODES = 1024
-"""The largest tree a trace may hold, its root included."""
+if TYPE_CHECKING:
+    from specdecode_ref.drafters.shapes import Wanted
 
 
 def prompt(text: str, raw: bool) -> str:
@@ -40,24 +40,15 @@ def prompt(text: str, raw: bool) -> str:
     return text
 
 
-def tree(spec: str | None, gamma: int | None) -> tuple[int, ...] | None:
-    """ "3,2,1" as (3, 2, 1): children of every node at each depth. None where no tree was asked for."""
-    if spec is None:
-        return None
-    if gamma is not None:
+def tree(spec: str | None, gamma: int | None) -> Wanted | None:
+    """The shape that was asked for, by --tree or as the length of a chain; None where neither was given."""
+    from specdecode_ref.drafters import shapes
+
+    if spec is not None and gamma is not None:
         raise InputError("--gamma or --tree", "both", "give the length of a chain or the shape of a tree")
-    parts = spec.split(",")
-    if not all(part.strip().isdecimal() and part.strip().isascii() for part in parts):
-        raise InputError("a tree as children per depth, like 3,2,1", repr(spec)[:80], "use numbers and commas")
-    if len(spec) > 400:
-        raise InputError("a tree of at most 400 characters", f"{len(spec)}", "make it smaller")
-    branching = tuple(int(part) for part in parts)
-    if min(branching) < 1:
-        raise InputError("one child or more at every depth of the tree", repr(spec)[:80], "use numbers from 1 up")
-    nodes = 1 + sum(math.prod(branching[: depth + 1]) for depth in range(len(branching)))
-    if nodes > MOST_NODES:
-        raise InputError(f"a tree of at most {MOST_NODES} nodes", f"{nodes} nodes in {spec!r}"[:80], "make it smaller")
-    return branching
+    if gamma is not None:
+        return shapes.chain(gamma)
+    return None if spec is None else shapes.parse(spec)
 
 
 def at_least_one(option: str, value: int | None) -> None:
@@ -89,8 +80,24 @@ def output_file(path: str | None, option: str) -> Path | None:
     return target
 
 
-def drafter_name(name: str, shape: tuple[int, ...] | None = None) -> str:
-    """A drafter's name, or several joined by +."""
+def output_folder(path: str, option: str) -> Path:
+    """A folder that exists or can be made, links followed. Nothing is made yet."""
+    try:
+        if not path.strip():
+            raise ValueError("no name")
+        folder = Path(path).expanduser().resolve()
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"a writable folder for {option}", f"{path[:80]!r} ({reason})"[:200], "choose another"
+        ) from None
+    return folder
+
+
+def drafter_name(name: str, shape: Wanted | None = None) -> str:
+    """A drafter's name, or several joined by +; one that can draft the shape."""
     from specdecode_ref import drafters
 
     for part in name.split("+"):
@@ -98,22 +105,36 @@ def drafter_name(name: str, shape: tuple[int, ...] | None = None) -> str:
             raise UnknownNameError(
                 f"a drafter out of {', '.join(drafters.NAMES)}", repr(part)[:80], "choose one, or join several with +"
             )
-    if shape is not None and name in ("none", "ngram"):
-        raise InputError("a drafter that samples for a tree", repr(name), "use --gamma, or another drafter")
+    if shape is not None and name in ("none", "ngram") and not is_chain(shape):
+        raise InputError("a drafter that guesses with probabilities", repr(name), "use --gamma, or another drafter")
     return name
 
 
-def verifier_name(name: str, shape: tuple[int, ...] | None = None) -> str:
+def is_chain(shape: Wanted | None) -> bool:
+    """Whether no node of the shape can have two children."""
+    from specdecode_ref.drafters import shapes
+
+    return isinstance(shape, shapes.Sampled) and max(shape.branching) == 1
+
+
+def verifier_name(name: str, shape: Wanted | None = None) -> str:
     """A verifier's name, or "auto"; one that judges trees where one was asked for."""
     from specdecode_ref import verify
 
     if name == "auto":
         return name
     verifier = verify.get(name)
-    if shape is not None and max(shape) > 1 and "tree" not in verifier.shapes:
+    if shape is not None and not is_chain(shape) and "tree" not in verifier.shapes:
         able = ", ".join(v.name for v in verify.VERIFIERS.values() if "tree" in v.shapes)
         raise InputError("a verifier that judges trees", repr(name), f"use {able}, or a chain")
     return name
+
+
+def judges_chains_only(verifier: str) -> bool:
+    """Whether a tree would be refused by the verifier of that name."""
+    from specdecode_ref import verify
+
+    return verifier != "auto" and "tree" not in verify.get(verifier).shapes
 
 
 def recorded_model(named: str | None, trace: Trace) -> str:

@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it, so that `--help` is quick.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -45,7 +46,21 @@ Gamma = Annotated[
     typer.Option("--gamma", help="Tokens to draft in a chain. (default: the drafter's own)", rich_help_panel=HOW),
 ]
 Tree = Annotated[
-    str | None, typer.Option("--tree", help="Draft a tree, as children per depth: 3,2,1.", rich_help_panel=HOW)
+    str | None,
+    typer.Option(
+        "--tree",
+        help="chain:4, sampled:3,2,1, static:wide, dynamic:4,3,5, optimal:12 or auto. (default: the drafter's own)",
+        rich_help_panel=HOW,
+    ),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="FOLDER",
+        help="A trained head or draft model for eagle, medusa, model or hybrid. (default: the one shipped)",
+        rich_help_panel=HOW,
+    ),
 ]
 Temperature = Annotated[
     float, typer.Option("--temperature", help="0 is greedy; 1 is the model as it is.", rich_help_panel=LAW)
@@ -79,9 +94,14 @@ def generate(
     model: Model = "smollm2",
     drafter: Annotated[
         str,
-        typer.Option("--drafter", help="none, ngram, model, early-exit, or several: ngram+model.", rich_help_panel=HOW),
-    ] = "ngram",
+        typer.Option(
+            "--drafter",
+            help="auto, none, ngram, model, early-exit, medusa, eagle, hybrid, or several: ngram+model.",
+            rich_help_panel=HOW,
+        ),
+    ] = "auto",
     draft_model: DraftModel = None,
+    head: Head = None,
     verifier: Verifier = "auto",
     gamma: Gamma = None,
     tree: Tree = None,
@@ -147,6 +167,7 @@ def generate(
             draft_model=draft_model,
             verifier=verifier,
             gamma=gamma,
+            head=head,
             tree=tree,
             sampling=sampling,
             seed=seed,
@@ -166,9 +187,15 @@ def bench(
     prompts: Annotated[
         list[str], typer.Option("--prompts", metavar="FILE", help="JSONL with id, category, turns; may be given again.")
     ],
-    drafters: Annotated[str, typer.Option("--drafters", help="Our methods, with commas between.")] = "none,ngram",
+    drafters: Annotated[
+        str, typer.Option("--drafters", help="Our methods, with commas between; name@tree gives one its own tree.")
+    ] = "none,auto",
     peers: Annotated[
-        str, typer.Option("--peers", help="Others, with commas: hf (transformers), hf-pld (its prompt lookup).")
+        str,
+        typer.Option(
+            "--peers",
+            help="Others, with commas: hf (transformers), hf-pld (its prompt lookup), hf-assisted (our draft model).",
+        ),
     ] = "",
     limit: Annotated[
         int | None, typer.Option("--limit", help="So many prompts, spread over the categories. (default: all)")
@@ -176,6 +203,7 @@ def bench(
     repeats: Annotated[int, typer.Option("--repeats", help="Runs of every prompt; each counts by its median.")] = 1,
     model: Model = "smollm2",
     draft_model: DraftModel = None,
+    head: Head = None,
     gamma: Gamma = None,
     tree: Tree = None,
     temperature: Temperature = 0.0,
@@ -191,15 +219,17 @@ def bench(
     """Measure methods side by side: same weights, dtype and prompts, taking turns within one run."""
     from specdecode_ref.cli import bench as command
 
+    names = re.split(r",(?! *(?:\d|with))", drafters)  # a comma before a number, or before "with", belongs to a tree
     return command.run(
         command.Request(
             prompts=tuple(prompts),
-            drafters=tuple(name.strip() for name in drafters.split(",") if name.strip()),
+            drafters=tuple(name.strip() for name in names if name.strip()),
             peers=tuple(name.strip() for name in peers.split(",") if name.strip()),
             limit=limit,
             repeats=repeats,
             model=model,
             draft_model=draft_model,
+            head=head,
             gamma=gamma,
             tree=tree,
             temperature=temperature,
@@ -209,6 +239,59 @@ def bench(
             dtype=dtype,
             device=device,
             json=json_file,
+        )
+    )
+
+
+@app.command()
+def train(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="draft, medusa or eagle.")],
+    out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="Where the head, its card and checkpoints go.")],
+    model: Model = "smollm2",
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="FOLDER", help="Where the target's text goes. (default: OUT/text)")
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", help="Text that the target writes, where it is missing.")] = 400000,
+    epochs: Annotated[int, typer.Option("--epochs", help="How often all of it is read.")] = 6,
+    words: Annotated[int, typer.Option("--words", help="Tokens that the draft can guess.")] = 12288,
+    depths: Annotated[int, typer.Option("--depths", help="Guesses in a row to train EAGLE for; Medusa's heads.")] = 4,
+    layers: Annotated[
+        int | None, typer.Option("--layers", help="Transformer layers. (default: 1; a draft model's 3)")
+    ] = None,
+    intermediate: Annotated[
+        int | None, typer.Option("--intermediate", help="Width of feed-forward blocks. (default: 1536; 1024)")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="The highest learning rate. (default: 0.002; Medusa's 0.001)")
+    ] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> int:
+    """Train a draft for a target, on text that the target writes itself.
+
+    An interrupted run goes on where it was when the same command is given again.
+    """
+    from specdecode_ref.cli import train as command
+
+    return command.run(
+        command.Request(
+            kind=kind,
+            out=out,
+            text=text,
+            model=model,
+            settings={
+                "tokens": tokens,
+                "epochs": epochs,
+                "words": words,
+                "depths": depths,
+                "layers": layers,
+                "intermediate": intermediate,
+                "rate": rate,
+                "seed": seed,
+            },
+            dtype=dtype,
+            device=device,
         )
     )
 

@@ -55,10 +55,14 @@ def run(request: Request) -> int:
 
 
 def _on_laws(request: Request) -> tuple[str, list[Row]]:
+    from specdecode_ref.drafters.shapes import Sampled, chain
     from specdecode_ref.fidelity.compare import compare
 
     checks.at_least_one("--gamma", request.gamma)
-    shape = checks.tree(request.tree, request.gamma) or (1,) * (2 if request.gamma is None else request.gamma)
+    drawn = checks.tree(request.tree, request.gamma) or chain(2)
+    if not isinstance(drawn, Sampled):
+        raise InputError("a chain or a sampled tree to enumerate", drawn, "use chain:2 or sampled:2,1")
+    shape = drawn.branching
     if request.draw not in DRAWS:
         raise InputError(f"--draw out of {', '.join(DRAWS)}", repr(request.draw)[:80], "choose one of them")
     if math.prod(width * 2 for width in shape) > 4096:

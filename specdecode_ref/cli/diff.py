@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdecode_ref.cli import checks, screen
-from specdecode_ref.cli.generate import encode, same_vocabulary
+from specdecode_ref.cli.generate import calibrator, encode, same_vocabulary
 from specdecode_ref.errors import InputError
 from specdecode_ref.trace import Trace
 
@@ -208,7 +208,12 @@ def _made(request: Request) -> Case:
         same_vocabulary(loaded, draft)
     other = draft.model if draft else None
     drafter = drafters.build(
-        request.drafter, loaded.model, gamma=request.gamma, tree=shape, draft_model=(lambda: other) if other else None
+        request.drafter,
+        loaded.model,
+        tree=shape,
+        draft_model=(lambda: other) if other else None,
+        flat=checks.judges_chains_only(request.verifier),
+        calibrate=calibrator(loaded),
     )
     ids, rule = tuple(encode(loaded, prompt, request.raw)), _eos_rule(request, loaded)
     settings: dict[str, Any] = {"rule": rule, "seed": request.seed, "max_new_tokens": request.max_new_tokens}

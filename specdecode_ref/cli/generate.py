@@ -9,7 +9,7 @@ import json
 import platform
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,8 @@ from specdecode_ref.trace import ModelInfo, Trace
 if TYPE_CHECKING:
     from specdecode_ref.decode import Generation, Session
     from specdecode_ref.drafters.base import Drafter
+    from specdecode_ref.drafters.calibration import Calibration
+    from specdecode_ref.drafters.shapes import Shape, Wanted
     from specdecode_ref.models.zoo import Loaded
     from specdecode_ref.sampling import SamplingRule
 
@@ -42,6 +44,7 @@ class Request:
     drafter: str
     draft_model: str | None
     verifier: str
+    head: str | None
     gamma: int | None
     tree: str | None
     sampling: dict[str, Any]
@@ -77,7 +80,7 @@ def run(request: Request) -> int:
     return INTERRUPTED if cancelled else 0
 
 
-def _check(request: Request) -> tuple[str, tuple[int, ...] | None, Path | None]:
+def _check(request: Request) -> tuple[str, Wanted | None, Path | None]:
     """Refuse what can be refused without torch; the prompt, the tree's shape and the file of the trace."""
     prompt = checks.prompt(request.prompt, request.raw)
     checks.at_least_one("--max-new-tokens", request.max_new_tokens)
@@ -91,6 +94,8 @@ def _check(request: Request) -> tuple[str, tuple[int, ...] | None, Path | None]:
     checks.warn_of_loss(request.verifier)
     if request.draft_model and "model" not in request.drafter.split("+"):
         screen.note(f"--draft-model is not used by the drafter '{request.drafter}'; say --drafter model")
+    if request.head and set(request.drafter.split("+")) <= {"none", "ngram", "early-exit"}:
+        screen.note(f"--head is not used by the drafter '{request.drafter}'; say --drafter eagle, medusa or model")
     return prompt, shape, trace_file
 
 
@@ -110,7 +115,7 @@ def _rule(request: Request) -> SamplingRule:
     return rule
 
 
-def _load(request: Request, shape: tuple[int, ...] | None) -> tuple[Loaded, Loaded | None, Drafter | None]:
+def _load(request: Request, shape: Wanted | None) -> tuple[Loaded, Loaded | None, Drafter | None]:
     """The target, the draft model where one is wanted, and the drafter."""
     from specdecode_ref import drafters
     from specdecode_ref.models import zoo
@@ -123,12 +128,35 @@ def _load(request: Request, shape: tuple[int, ...] | None) -> tuple[Loaded, Load
     drafter = drafters.build(
         request.drafter,
         loaded.model,
-        gamma=request.gamma,
         tree=shape,
+        head=request.head,
         draft_model=(lambda: draft.model) if draft else None,
         draw=checks.draw_for(request.verifier),
+        flat=checks.judges_chains_only(request.verifier),
+        calibrate=calibrator(loaded),
     )
     return loaded, draft, drafter
+
+
+def calibrator(loaded: Loaded) -> Callable[[Callable[[Shape], Drafter], Path | None], Calibration]:
+    """Measures a drafter beside this target, once; the next time its figures are found in the cache folder."""
+    from specdecode_ref.drafters import calibration, measuring, shipped
+    from specdecode_ref.drafters.shapes import chain
+
+    def measure(make: Callable[[Shape], Drafter], head: Path | None) -> Calibration:
+        drafter = make(chain(1))
+        named = f"{drafter.settings.get('draft_model', '')} {shipped.fingerprint(head) if head else ''}".strip()
+        subject = calibration.Subject.of(loaded.model, loaded.revision, drafter, named)
+        with screen.progress("calibrating for a minute") as told:
+            found, warning = calibration.calibrated(
+                subject,
+                lambda: measuring.calibrate(loaded.model, make, loaded.tokenizer, subject, progress=told),
+            )
+        if warning:
+            screen.note(warning)
+        return found
+
+    return measure
 
 
 def same_vocabulary(target: Loaded, draft: Loaded) -> None:

@@ -24,7 +24,7 @@ def compare_verifiers(
     random: Annotated[int | None, typer.Option("--random", help="Random laws over so many tokens.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the random laws.")] = 0,
     gamma: Annotated[int | None, typer.Option("--gamma", help="Tokens to draft in a chain. (default: 2)")] = None,
-    tree: Annotated[str | None, typer.Option("--tree", help="Draft a tree, as children per depth: 2,1.")] = None,
+    tree: Annotated[str | None, typer.Option("--tree", help="The draft's shape: chain:2 or sampled:2,1.")] = None,
     draw: Annotated[
         str, typer.Option("--draw", help="with_replacement, without_replacement or deterministic.")
     ] = "with_replacement",
@@ -76,7 +76,7 @@ def diff(
     draft_model: Annotated[str | None, typer.Option("--draft-model", help="What the drafter 'model' uses.")] = None,
     verifier: Annotated[str, typer.Option("--verifier", help="Of the speculative run.")] = "auto",
     gamma: Annotated[int | None, typer.Option("--gamma", help="Tokens to draft in a chain.")] = None,
-    tree: Annotated[str | None, typer.Option("--tree", help="Draft a tree, as children per depth: 3,2,1.")] = None,
+    tree: Annotated[str | None, typer.Option("--tree", help="The draft's shape, such as sampled:3,2,1.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="Above 0 with --verifier match only.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty")] = 1.0,
     presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdecode_ref.stream import Piece
@@ -115,6 +115,22 @@ def status(message: str) -> AbstractContextManager[Any]:
     """A spinner on standard error while something takes its time; nothing where that is not a terminal."""
     err = console(stderr=True)
     return err.status(message) if err.is_terminal else nullcontext()
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[float, str], None]]:
+    """A bar on standard error, told (the share that is done, a few words); nothing where that is not a terminal."""
+    from rich.progress import Progress, TimeRemainingColumn
+
+    err = console(stderr=True)
+    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+
+        def told(share: float, words: str) -> None:
+            bar.update(task, completed=share, description=f"{title}: {words}" if words else title)
+
+        yield told
 
 
 def note(message: str) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from specdecode_ref.decode import Session
-from specdecode_ref.drafters import early_exit
+from specdecode_ref.drafters import build
 from specdecode_ref.drafters.base import Drafter
 from specdecode_ref.drafters.first import First
+from specdecode_ref.drafters.hybrid import Hybrid
 from specdecode_ref.drafters.model import ModelDrafter
 from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.drafters.shapes import Auto, Optimal, Shape, parse
 from specdecode_ref.errors import InputError, TraceError
 from specdecode_ref.models.base import Model
 from specdecode_ref.sampling import Laws, SamplingRule
@@ -97,7 +99,7 @@ def drafter_of(trace: Trace, target: Any, draft_model: Callable[[], Model] | Non
     parts = [settings] if len(names) == 1 else [settings.get(name, {}) for name in names]
     try:
         drafters = [_drafter(name, part, target, draft_model) for name, part in zip(names, parts, strict=True)]
-    except (TypeError, AttributeError):  # the values may be anything
+    except (TypeError, AttributeError, KeyError):  # the values may be anything
         raise TraceError(
             f"settings of the drafter '{method}' (line 1)", str(settings)[:80], "record it again"
         ) from None
@@ -107,11 +109,24 @@ def drafter_of(trace: Trace, target: Any, draft_model: Callable[[], Model] | Non
 def _drafter(name: str, settings: Mapping[str, Any], target: Any, draft_model: Callable[[], Model] | None) -> Drafter:
     if name == "ngram":
         return NGram(**settings)
-    branching = settings.get("tree") or (1,) * settings.get("gamma", 0)
-    draw = settings.get("draw", "without_replacement")
+    if name == "hybrid":
+        (lookup, found), (head, guessing) = settings.items()
+        parts = [_drafter(lookup, found, target, None), _drafter(head, guessing, target, draft_model)]
+        return Hybrid(*parts)  # type: ignore[arg-type]
+    tree = settings["tree"]
     if name == "early-exit":
         exit_layer = re.search(r"\[:(\d+)\]$", settings.get("draft_model", ""))
-        return early_exit(target, branching, int(exit_layer[1]) if exit_layer else None, draw)
+        return build(name, target, tree=tree, exit_layer=int(exit_layer[1]) if exit_layer else None)  # type: ignore[return-value]
     if name == "model" and draft_model:
-        return ModelDrafter(draft_model(), branching, draw)
-    raise InputError("a trace of ngram, early-exit or model", repr(name), "name the draft model with --draft-model")
+        return ModelDrafter(draft_model(), _shape(tree))
+    if settings.get("head", settings.get("draft_model")) == f"{'draft' if name == 'model' else name}-{target.name}":
+        return build(name, target, tree=tree)  # type: ignore[return-value]
+    do = "name the draft model with --draft-model; heads other than those shipped cannot be run again"
+    raise InputError("a trace of ngram, early-exit, model or a shipped head", repr(name), do)
+
+
+def _shape(tree: str) -> Shape:
+    shape = parse(tree)
+    if isinstance(shape, Optimal | Auto):
+        raise InputError("the tree that was used", tree, "record it again")
+    return shape

@@ -12,8 +12,10 @@ from specdecode_ref import verify
 from specdecode_ref.decode import autoregressive, speculative
 from specdecode_ref.drafters import early_exit
 from specdecode_ref.drafters.first import First
+from specdecode_ref.drafters.hybrid import Hybrid
 from specdecode_ref.drafters.model import ModelDrafter
 from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.drafters.shapes import Dynamic
 from specdecode_ref.errors import InputError, SpecDecodeError, TraceError
 from specdecode_ref.fidelity.compare import on_rounds
 from specdecode_ref.fidelity.cube import accepted, verdicts
@@ -30,7 +32,9 @@ DRAFTERS: dict[str, Any] = {
     "ngram": NGram(3, 2, 1),
     "model": ModelDrafter(DRAFT, (1, 1)),
     "tree": ModelDrafter(DRAFT, (2, 1), "with_replacement"),
-    "hybrid": First([NGram(3, 2, 2), ModelDrafter(DRAFT, (2, 2))]),
+    "ranked": ModelDrafter(DRAFT, Dynamic(3, 2, 4, 0.01)),
+    "one tree": Hybrid(NGram(3, 2, 2), ModelDrafter(DRAFT, Dynamic(3, 2, 4))),
+    "in turn": First([NGram(3, 2, 2), ModelDrafter(DRAFT, (2, 2))]),
 }
 
 

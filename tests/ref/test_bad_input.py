@@ -43,8 +43,8 @@ GENERATE = [
     pytest.param(["x", "--seed", "-1"], "a seed from 0 to 2^64 - 1; got -1", id="seed"),
     pytest.param(["x", "--gamma", "0"], "--gamma of 1 or more; got 0", id="gamma-zero"),
     pytest.param(["x", "--gamma", "-2"], "--gamma of 1 or more; got -2", id="gamma-negative"),
-    pytest.param(["x", "--drafter", "magic"], "a drafter out of none, ngram, model", id="drafter"),
-    pytest.param(["x", "--drafter", "ngram+"], "a drafter out of none, ngram, model", id="drafter-half-joined"),
+    pytest.param(["x", "--drafter", "magic"], "a drafter out of auto, none, ngram, model", id="drafter"),
+    pytest.param(["x", "--drafter", "ngram+"], "a drafter out of auto, none, ngram, model", id="drafter-half-joined"),
     pytest.param(
         ["x", "--verifier", "magic"],
         "a verifier out of match, chain, tree, block, traversal, kseq, onehot, typical, relaxed, lenient; got 'magic'",
@@ -54,14 +54,27 @@ GENERATE = [
     pytest.param(["x", "--device", "tpu"], "device", id="device"),
     pytest.param(["x", "--model", "smolm2"], "a model", id="model"),
     pytest.param(["x", "--stop", ""], "--stop with at least one character", id="empty-stop"),
-    pytest.param(["x", "--tree", "3,two"], "a tree as children per depth, like 3,2,1; got '3,two'", id="tree-words"),
-    pytest.param(["x", "--tree", ""], "a tree as children per depth", id="tree-empty"),
-    pytest.param(["x", "--tree", "3,-1"], "a tree as children per depth", id="tree-negative"),
+    pytest.param(["x", "--tree", "3,two"], "a tree like sampled:3,2,1; got '3,two'", id="tree-words"),
+    pytest.param(["x", "--tree", ""], "a tree like chain:4, sampled:3,2,1, static:wide", id="tree-empty"),
+    pytest.param(["x", "--tree", "bush:3"], "a tree like chain:4, sampled:3,2,1, static:wide", id="tree-kind"),
+    pytest.param(["x", "--tree", "3,-1"], "a tree like sampled:3,2,1; got '3,-1'", id="tree-negative"),
     pytest.param(["x", "--tree", "3,0"], "one child or more at every depth", id="tree-zero"),
-    pytest.param(["x", "--tree", "9,9,9,9"], "a tree of at most 1024 nodes; got 7381 nodes", id="tree-huge"),
-    pytest.param(["x", "--tree", "9" * 300], "a tree of at most 1024 nodes", id="tree-of-digits"),
-    pytest.param(["x", "--tree", "²"], "a tree as children per depth", id="tree-odd-digit"),
-    pytest.param(["x", "--tree", "2,1"], "a drafter that samples for a tree; got 'ngram'", id="tree-for-ngram"),
+    pytest.param(["x", "--tree", "9,9,9,9"], "a draft of at most 1023 nodes and 64 levels", id="tree-huge"),
+    pytest.param(["x", "--tree", "9" * 300], "a draft of at most 1023 nodes", id="tree-of-digits"),
+    pytest.param(["x", "--gamma", "65"], "a draft of at most 1023 nodes and 64 levels", id="gamma-huge"),
+    pytest.param(["x", "--tree", "²"], "a tree like chain:4", id="tree-odd-digit"),
+    pytest.param(["x", "--tree", "chain:x"], "a tree like chain:4; got 'chain:x'", id="chain-words"),
+    pytest.param(["x", "--tree", "static:huge"], "a static tree named narrow, middle, wide, medusa", id="tree-name"),
+    pytest.param(["x", "--tree", "dynamic:3,2"], "a tree like dynamic:5,4,12", id="tree-half"),
+    pytest.param(["x", "--tree", "dynamic:3,2,4,1"], "a floor of 0 or more and below 1", id="tree-floor"),
+    pytest.param(["x", "--tree", "optimal:0"], "an optimal tree of 1 node or more", id="tree-optimal"),
+    pytest.param(["x", "--tree", "auto:3"], "a tree like auto; got 'auto:3'", id="tree-auto"),
+    pytest.param(
+        ["x", "--tree", "2,1", "--drafter", "ngram"], "a drafter that guesses with probabilities", id="tree-for-ngram"
+    ),
+    pytest.param(
+        ["x", "--drafter", "none", "--tree", "auto"], "a drafter that guesses with probabilities", id="tree-for-none"
+    ),
     pytest.param(["x", "--tree", "2,1", "--gamma", "2"], "--gamma or --tree; got both", id="tree-and-gamma"),
     pytest.param(
         ["x", "--tree", "2,1", "--drafter", "early-exit", "--verifier", "chain"],
@@ -120,7 +133,13 @@ def test_a_draft_model_with_another_vocabulary(specdecode: CommandLine, tiny: st
 
 
 def test_a_drafter_without_its_model(specdecode: CommandLine, tiny: str) -> None:
-    refused(specdecode("generate", "x", "--model", tiny, "--drafter", "model"), "name one with --draft-model")
+    arguments = ("generate", "x", "--model", tiny, "--drafter", "model")
+    refused(specdecode(*arguments), "a draft model for 'tiny'; got none shipped; name its folder")
+
+
+def test_a_tree_for_a_target_without_a_head(specdecode: CommandLine, tiny: str) -> None:
+    """The drafter "auto" is a lookup there, which drafts chains."""
+    refused(specdecode("generate", "x", "--model", tiny, "--tree", "2,1"), "a chain for 'ngram'; got sampled:2,1")
 
 
 def test_a_trace_that_cannot_be_written_in_the_end(
@@ -178,13 +197,16 @@ def test_bench_refuses_prompts(
         (["--repeats", "0"], "--repeats of 1 or more; got 0"),
         (["--gamma", "0"], "--gamma of 1 or more; got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens of 1 or more; got 0"),
-        (["--drafters", "none,magic"], "a drafter out of none"),
+        (["--drafters", "none,magic"], "a drafter out of auto, none"),
+        (["--drafters", "none,ngram@2,1"], "a drafter that guesses with probabilities; got 'ngram'"),
+        (["--drafters", "early-exit@two"], "a tree like chain:4, sampled:3,2,1"),
+        (["--drafters", "early-exit@"], "a tree like chain:4, sampled:3,2,1"),
         (["--drafters", ""], "at least one drafter"),
         (["--drafters", "none,none"], "every method once"),
-        (["--peers", "vllm"], "peers out of hf, hf-pld; got 'vllm'"),
+        (["--peers", "vllm"], "peers out of hf, hf-pld, hf-assisted; got 'vllm'"),
         (["--temperature", "nan"], "a temperature of 0 or more; got nan"),
         (["--json", "/no/such/folder/b.json"], "a writable place for --json"),
-        (["--tree", "x"], "a tree as children per depth"),
+        (["--tree", "x"], "a tree like chain:4, sampled:3,2,1"),
     ],
 )
 def test_bench_refuses(specdecode: CommandLine, tmp_path: Path, arguments: list[str], expected: str) -> None:

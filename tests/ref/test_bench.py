@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdecode_ref import bench
 from specdecode_ref.bench import Prompt, Run, Sample
+from specdecode_ref.drafters import shipped
 from specdecode_ref.drafters.ngram import NGram
+from specdecode_ref.models import zoo
 from specdecode_ref.models.table import TableModel
 from specdecode_ref.sampling import SamplingRule
+from specdecode_ref.train.recipes import DraftRecipe, Shared
 
 CommandLine = Callable[..., tuple[int, str, str]]
 
@@ -133,6 +137,23 @@ def test_every_peer_writes_our_text(specdecode: CommandLine, tiny: str, prompts_
     assert "float64" in out and "hf-pld" in out and "tau" in out and "overhead" in out
 
 
+def test_assisted_generation_uses_the_shipped_draft(
+    specdecode: CommandLine, tiny: str, prompts_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(shipped, "HEADS", tmp_path / "heads")
+    options = ("--model", tiny, "--prompts", prompts_file, "--limit", "1", "--max-new-tokens", "12")
+    methods = ("--dtype", "float64", "--peers", "hf-assisted", "--drafters", "none")
+    code, _, err = specdecode("bench", *options, *methods)
+    assert code == 2 and "a draft model that is shipped for 'tiny'" in err and err.count("\n") == 1
+    DraftRecipe(Shared.of(zoo.load(tiny).model, torch.arange(0, 256, 3)), 1, 24).save(tmp_path / "heads/tiny/draft", {})
+    file = tmp_path / "bench.json"
+    code, _, err = specdecode("bench", *options, *methods, "--json", str(file))
+    assert (code, err) == (0, "")
+    assisted = json.loads(file.read_text())["summary"]["hf-assisted"]["overall"]
+    assert assisted["same_output"] == 1
+
+
 def test_an_interrupt_keeps_the_prompts_that_every_method_ran(
     specdecode: CommandLine, tiny: str, prompts_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +171,7 @@ def test_an_interrupt_keeps_the_prompts_that_every_method_ran(
     code, out, err = specdecode("bench", *options)
     assert code == 130
     assert err == "specdecode: note: interrupted: the figures are those of 2 finished prompts\n"
-    assert json.loads(file.read_text())["summary"]["ngram"]["overall"]["prompts"] == 2
+    assert json.loads(file.read_text())["summary"]["auto"]["overall"]["prompts"] == 2
     assert "tau" in out
 
 
