@@ -13,6 +13,10 @@ DRAFTERS = {
     "early-exit": "early exit: the model's own first layers",
     "ngram": "n-gram: copy what followed the same words before",
     "ngram+early-exit": "n-gram first, early exit when it has no match",
+    "eagle": "EAGLE: a trained layer on the model's own features",
+    "hybrid": "hybrid: n-gram and EAGLE in one tree",
+    "medusa": "Medusa: four trained heads, one look",
+    "model": "draft model: a small model trained to write like the large one",
     "none": "none: plain decoding",
 }
 VERIFIERS = {
@@ -23,7 +27,29 @@ VERIFIERS = {
     "typical": "typical acceptance, as in Medusa (LOSSY: not the target's law)",
 }
 LAYERS = 30
-TREES = {"chain": (), "3 · 2 · 1 · 1": (3, 2, 1, 1), "4 · 2 · 2": (4, 2, 2), "2 · 2 · 2 · 1": (2, 2, 2, 1)}
+DRAWN = {
+    "chain": "",
+    "drawn: 3 · 2 · 1 · 1 children": "sampled:3,2,1,1",
+    "drawn: 4 · 2 · 2 children": "sampled:4,2,2",
+    "drawn: 2 · 2 · 2 · 1 children": "sampled:2,2,2,1",
+}
+RANKED = {
+    "dynamic: the 5 likeliest nodes": "dynamic:4,3,5",
+    "dynamic: the 11 likeliest nodes": "dynamic:5,3,11",
+    "dynamic: only nodes above 10%": "dynamic:5,3,11,0.1",
+}
+STATIC = {"static: 5 nodes": "static:narrow", "static: 10 nodes": "static:middle", "static: 20 nodes": "static:wide"}
+TREES = {
+    "early-exit": DRAWN,
+    "ngram": {"chain": ""},
+    "ngram+early-exit": {"chain": ""},
+    "eagle": RANKED | STATIC | DRAWN,
+    "hybrid": RANKED,
+    "medusa": STATIC | RANKED | DRAWN,
+    "model": DRAWN | RANKED | STATIC,
+    "none": {"chain": ""},
+}
+"""The shapes that each drafter can grow, the first one chosen."""
 EXAMPLE = "Why is the sky blue? Answer in two sentences."
 
 
@@ -44,10 +70,12 @@ def settings() -> None:
         disabled="early-exit" not in st.session_state.drafter,
     )
     left, right = st.columns(2)
-    left.slider("gamma: draft tokens in a chain", 1, 16, 4, key="gamma")
-    right.selectbox(
-        "Shape: children at each depth", TREES, key="tree", disabled=st.session_state.drafter != "early-exit"
-    )
+    shapes = TREES[st.session_state.drafter]
+    if st.session_state.get("tree") not in shapes:  # chosen for another drafter
+        st.session_state.tree = next(iter(shapes))
+    right.selectbox("Shape of the draft", shapes, key="tree", disabled=len(shapes) == 1)
+    chain = not shapes[st.session_state.tree]
+    left.slider("gamma: draft tokens in a chain", 1, 16, 4, key="gamma", disabled=not chain)
     st.selectbox("Verifier", VERIFIERS, key="verifier", format_func=VERIFIERS.__getitem__)
     left, right = st.columns(2)
     left.slider("Temperature", 0.0, 2.0, 0.8, 0.1, key="temperature")
@@ -64,7 +92,7 @@ def read() -> Settings:
         drafter=s.drafter,
         verifier=s.verifier,
         gamma=int(s.gamma),
-        tree=TREES[s.tree] if s.drafter == "early-exit" else (),
+        tree=TREES[s.drafter].get(s.tree, ""),
         exit_layer=int(s.exit_layer),
         temperature=float(s.temperature),
         top_p=float(s.top_p),

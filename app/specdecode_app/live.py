@@ -26,7 +26,7 @@ _TURN = threading.Lock()
 class Settings:
     """What the form asked for.
 
-    tree:       the number of children at each depth; empty for a chain of `gamma`.
+    tree:       a shape as `specdecode_ref.drafters.shapes` reads it; empty for a chain of `gamma`.
     exit_layer: how many of the target's layers draft, where the drafter is early exit.
     """
 
@@ -34,7 +34,7 @@ class Settings:
     drafter: str = "early-exit"
     verifier: str = "auto"
     gamma: int = 4
-    tree: tuple[int, ...] = ()
+    tree: str = ""
     exit_layer: int = 27
     temperature: float = 0.8
     top_p: float = 1.0

@@ -13,7 +13,7 @@ COPY = "Repeat this sentence three times: The quick brown fox jumps over the laz
 
 RECORDINGS = {
     "chain": Settings(SKY, exit_layer=28, gamma=4, temperature=0.8, top_p=0.95, seed=2, max_new_tokens=40),
-    "tree": Settings(SKY, exit_layer=28, tree=(3, 2, 1, 1), temperature=0.8, top_p=0.95, seed=0, max_new_tokens=40),
+    "tree": Settings(SKY, tree="sampled:3,2,1,1", exit_layer=28, temperature=0.8, top_p=0.95, max_new_tokens=40),
     "n-gram": Settings(COPY, drafter="ngram", gamma=6, temperature=0.0, seed=0, max_new_tokens=44),
 }
 

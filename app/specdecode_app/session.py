@@ -46,11 +46,11 @@ def open_session(loaded: Any, settings: Settings) -> tuple[Session, Texts]:
     if not settings.prompt.strip():
         raise InputError("a prompt", "an empty one", "type some text")
     tokenizer = loaded.tokenizer
-    exits = "early-exit" in settings.drafter
+    exits, chained = "early-exit" in settings.drafter, not settings.tree and settings.drafter != "none"
     drafter = build(
         settings.drafter,
         loaded.model,
-        gamma=None if settings.tree else settings.gamma,
+        gamma=settings.gamma if chained else None,
         tree=settings.tree or None,
         exit_layer=settings.exit_layer if exits else None,
     )
