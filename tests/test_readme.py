@@ -34,7 +34,8 @@ def test_the_python_example_runs() -> None:
 
 def test_every_command_line_is_understood() -> None:
     """Each `specdecode` line names a command and options that exist."""
-    shells = [*blocks("sh"), *re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "lossless.md").read_text(), re.S)]
+    pages = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    shells = [*blocks("sh"), *(block for page in pages for block in re.findall(r"```sh\n(.*?)```", page, re.S))]
     lines = [line.split("#")[0] for block in shells for line in block.splitlines()]
     commands = [c.strip() for line in lines for c in line.split("&&") if c.strip().startswith("specdecode ")]
     assert len(commands) >= 3
