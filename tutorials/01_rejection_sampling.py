@@ -425,7 +425,7 @@ def always(law):
 
 
 gamma = 4
-drafter = ModelDrafter(always(q), branching=(1,) * gamma)
+drafter = ModelDrafter(always(q), shape=(1,) * gamma)
 run = speculative(always(p), drafter, prompt=[0], max_new_tokens=1000, seed=3)
 lengths = torch.tensor([float(r.kept) for r in run.trace.rounds])
 error = float(lengths.std()) / len(lengths) ** 0.5

@@ -257,7 +257,7 @@ for layers in (10, 20, 24, 28):
 # %%
 from specdecode_ref.drafters.model import ModelDrafter
 
-early_exit = ModelDrafter(model.truncated(24), branching=(1, 1, 1), name="early-exit")
+early_exit = ModelDrafter(model.truncated(24), shape=(1, 1, 1), name="early-exit")
 tokens = [*prompt, *plain.tokens[:6]]
 draft = early_exit.start(prompt, warm).propose(Context(tokens, len(prompt), room=8), coins)
 logits = model.forward(torch.tensor([draft.tokens]), [draft.parents], fresh_cache(tokens)).logits[0]

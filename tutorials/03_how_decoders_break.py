@@ -301,7 +301,7 @@ def loop_law(name, rows_of_p, rows_of_q):
     """The exact law of two new words after "tea", out of the real decode loop with a bug in it; and the due law."""
     with catalogue()[name].plant() as copy:
         table = copy("models.table").TableModel
-        drafter = copy("drafters.model").ModelDrafter(table(rows_of_q.log()), branching=(1,))
+        drafter = copy("drafters.model").ModelDrafter(table(rows_of_q.log()), shape=(1,))
         session, rule = copy("decode").Session, copy("sampling").SamplingRule()
         setup = Setup(table(rows_of_p.log()), drafter, prompt=(0,), new_tokens=2, rule=rule, session=session)
         return generated(setup, search=True).law, setup.target
