@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specdecode_ref.errors import TraceError
 from specdecode_ref.types import Cut, Draw, Kind, Test, Verdict
+from specdecode_ref.whole_file import whole_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,15 +173,8 @@ class Trace:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-        try:
-            with temporary.open("x", encoding="utf-8") as file:
-                file.writelines(self.lines())
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with whole_file(Path(path)) as part, part.open("x", encoding="utf-8") as file:
+            file.writelines(self.lines())
 
 
 def counts(rounds: Iterable[Round]) -> dict[str, int | list[int]]:

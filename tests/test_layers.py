@@ -24,7 +24,7 @@ HOMES = {
 }
 
 LEVELS = (
-    ("errors", "types", "coins"),
+    ("errors", "types", "coins", "whole_file"),
     ("sampling", "tree", "verify"),
     ("cache", "models", "drafters"),
     ("trace", "trace_file", "metrics", "stream", "sequence", "decode"),

@@ -6,7 +6,6 @@ The measuring itself is in `bench`. The configuration is printed above the figur
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import specdecode_ref
 from specdecode_ref import bench
-from specdecode_ref.cli import checks, screen
-from specdecode_ref.cli.generate import INTERRUPTED, calibrator, encode, same_vocabulary
+from specdecode_ref.cli import checks, parts, screen
+from specdecode_ref.cli.screen import INTERRUPTED
 from specdecode_ref.errors import InputError, UnknownNameError
 from specdecode_ref.metrics import Metrics
+from specdecode_ref.whole_file import whole_file
 
 if TYPE_CHECKING:
     from specdecode_ref.models.zoo import Loaded
@@ -121,7 +121,7 @@ def _encode(
     loaded: Loaded, prompts: Sequence[bench.Prompt], max_new_tokens: int
 ) -> list[tuple[bench.Prompt, list[int]]]:
     """The prompts with their token ids, each of them short enough for every method to end at the same place."""
-    encoded = [(prompt, encode(loaded, prompt.text, raw=False)) for prompt in prompts]
+    encoded = [(prompt, parts.encode(loaded, prompt.text, raw=False)) for prompt in prompts]
     for prompt, ids in encoded:
         if len(ids) + max_new_tokens > loaded.model.context_length:
             raise InputError(
@@ -133,27 +133,17 @@ def _encode(
 
 
 def _methods(request: Request, loaded: Loaded, rule: SamplingRule) -> dict[str, bench.Method]:
-    from specdecode_ref import drafters
     from specdecode_ref.bench.peers import transformers_methods
-    from specdecode_ref.models import zoo
 
     rule = replace(rule, eos=tuple(sorted(loaded.tokenizer.eos_ids)))
-    draft = None
-    if request.draft_model and any("model" in _named(method)[0].split("+") for method in request.drafters):
-        draft = zoo.load(request.draft_model, dtype=request.dtype, device=request.device)
-        same_vocabulary(loaded, draft)
+    names = [_named(method)[0] for method in request.drafters]
+    draft = parts.draft_model(loaded, request.draft_model, names, request.dtype, request.device)
     methods = {}
     for method in request.drafters:
         name, own = _named(method)
         shape = checks.tree(request.tree, request.gamma) if own is None else checks.tree(own, None)
-        drafter = drafters.build(
-            name,
-            loaded.model,
-            tree=None if name in ("none", "ngram") and not checks.is_chain(shape) else shape,
-            head=request.head,
-            draft_model=(lambda: draft.model) if draft else None,
-            calibrate=calibrator(loaded),
-        )
+        fits = checks.is_chain(shape) or name not in ("none", "ngram")
+        drafter = parts.drafter(name, loaded, shape if fits else None, draft, request.head)
         methods[method] = bench.ours(loaded.model, drafter, rule, request.seed)
     return methods | transformers_methods(request.peers, request.model, loaded, rule, request.seed)
 
@@ -291,11 +281,9 @@ def _rows(samples: Iterable[bench.Sample]) -> Iterable[dict[str, Any]]:
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     """Write the file whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
-        os.replace(scratch, path)
+        with whole_file(path) as part:
+            part.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         reason = error.strerror or str(error)
         raise InputError("a results file that can be written", f"{path} ({reason})", "choose another place") from None

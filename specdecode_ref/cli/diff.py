@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdecode_ref.cli import checks, screen
-from specdecode_ref.cli.generate import calibrator, encode, same_vocabulary
+from specdecode_ref.cli import checks, parts, screen
 from specdecode_ref.errors import InputError
 from specdecode_ref.trace import Trace
 
@@ -162,7 +161,7 @@ def _lists(request: Request, data: list[bytes]) -> Case:
     prompt = None if request.prompt is None else checks.prompt(request.prompt, request.raw)
     ids = None if request.prompt_ids is None else _ids(request.prompt_ids.encode(errors="replace"), "--prompt-ids")
     loaded = _load(request, request.model)
-    prompt_ids = ids if prompt is None else tuple(encode(loaded, prompt, request.raw))
+    prompt_ids = ids if prompt is None else tuple(parts.encode(loaded, prompt, request.raw))
     return Case(loaded, prompt_ids or (), runs, _eos_rule(request, loaded))  # type: ignore[arg-type]
 
 
@@ -183,11 +182,9 @@ def _ids(text: bytes, what: str) -> tuple[int, ...]:
 
 def _made(request: Request) -> Case:
     """Decode twice, plain and speculative, with the same settings."""
-    from specdecode_ref import drafters
     from specdecode_ref.coins import Coins
     from specdecode_ref.decode import Session
     from specdecode_ref.fidelity.divergence import Run
-    from specdecode_ref.models import zoo
 
     assert request.prompt is not None and request.drafter is not None
     prompt = checks.prompt(request.prompt, request.raw)
@@ -202,20 +199,9 @@ def _made(request: Request) -> Case:
         do = "add --verifier match: other rules draw other tokens from the same law"
         raise InputError("temperature 0, or the verifier 'match'", f"'{request.verifier}'", do)
     loaded = _load(request, request.model)
-    draft = None
-    if request.draft_model and "model" in request.drafter.split("+"):
-        draft = zoo.load(request.draft_model, dtype=request.dtype, device=request.device)
-        same_vocabulary(loaded, draft)
-    other = draft.model if draft else None
-    drafter = drafters.build(
-        request.drafter,
-        loaded.model,
-        tree=shape,
-        draft_model=(lambda: other) if other else None,
-        flat=checks.judges_chains_only(request.verifier),
-        calibrate=calibrator(loaded),
-    )
-    ids, rule = tuple(encode(loaded, prompt, request.raw)), _eos_rule(request, loaded)
+    draft = parts.draft_model(loaded, request.draft_model, [request.drafter], request.dtype, request.device)
+    drafter = parts.drafter(request.drafter, loaded, shape, draft, None, request.verifier)
+    ids, rule = tuple(parts.encode(loaded, prompt, request.raw)), _eos_rule(request, loaded)
     settings: dict[str, Any] = {"rule": rule, "seed": request.seed, "max_new_tokens": request.max_new_tokens}
     with screen.status("Decoding twice"):
         plain = Session(loaded.model, [ids], level=1, **settings).run()[0]

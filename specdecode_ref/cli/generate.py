@@ -9,7 +9,7 @@ import json
 import platform
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +17,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import specdecode_ref
-from specdecode_ref.cli import checks, screen
+from specdecode_ref.cli import checks, parts, screen
+from specdecode_ref.cli.screen import INTERRUPTED
 from specdecode_ref.errors import InputError
 from specdecode_ref.metrics import Metrics
 from specdecode_ref.stream import Piece
-from specdecode_ref.trace import ModelInfo, Trace
+from specdecode_ref.trace import Trace
 
 if TYPE_CHECKING:
     from specdecode_ref.decode import Generation, Session
     from specdecode_ref.drafters.base import Drafter
-    from specdecode_ref.drafters.calibration import Calibration
-    from specdecode_ref.drafters.shapes import Shape, Wanted
+    from specdecode_ref.drafters.shapes import Wanted
     from specdecode_ref.models.zoo import Loaded
     from specdecode_ref.sampling import SamplingRule
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 and the number of SIGINT."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,15 @@ class Request:
 
 def run(request: Request) -> int:
     """Generate and print. Returns the exit code; raises SpecDecodeError for bad input."""
+    from specdecode_ref.models import zoo
+
     prompt, shape, trace_file = _check(request)
     rule = _rule(request)
     with screen.status(f"Loading {screen.one_line(request.model)}"):
-        loaded, draft, drafter = _load(request, shape)
-    ids = encode(loaded, prompt, request.raw)
+        loaded = zoo.load(request.model, dtype=request.dtype, device=request.device)
+        draft = parts.draft_model(loaded, request.draft_model, [request.drafter], request.dtype, request.device)
+        drafter = parts.drafter(request.drafter, loaded, shape, draft, request.head, request.verifier)
+    ids = parts.encode(loaded, prompt, request.raw)
     session = _session(request, loaded, draft, drafter, rule, ids)
     out = screen.console()
     painter = None if request.json else screen.Painter(out, screen.marks_for(out))
@@ -115,68 +116,6 @@ def _rule(request: Request) -> SamplingRule:
     return rule
 
 
-def _load(request: Request, shape: Wanted | None) -> tuple[Loaded, Loaded | None, Drafter | None]:
-    """The target, the draft model where one is wanted, and the drafter."""
-    from specdecode_ref import drafters
-    from specdecode_ref.models import zoo
-
-    loaded = zoo.load(request.model, dtype=request.dtype, device=request.device)
-    draft = None
-    if request.draft_model and "model" in request.drafter.split("+"):
-        draft = zoo.load(request.draft_model, dtype=request.dtype, device=request.device)
-        same_vocabulary(loaded, draft)
-    drafter = drafters.build(
-        request.drafter,
-        loaded.model,
-        tree=shape,
-        head=request.head,
-        draft_model=(lambda: draft.model) if draft else None,
-        draw=checks.draw_for(request.verifier),
-        flat=checks.judges_chains_only(request.verifier),
-        calibrate=calibrator(loaded),
-    )
-    return loaded, draft, drafter
-
-
-def calibrator(loaded: Loaded) -> Callable[[Callable[[Shape], Drafter], Path | None], Calibration]:
-    """Measures a drafter beside this target, once; the next time its figures are found in the cache folder."""
-    from specdecode_ref.drafters import calibration, measuring, shipped
-    from specdecode_ref.drafters.shapes import chain
-
-    def measure(make: Callable[[Shape], Drafter], head: Path | None) -> Calibration:
-        drafter = make(chain(1))
-        named = f"{drafter.settings.get('draft_model', '')} {shipped.fingerprint(head) if head else ''}".strip()
-        subject = calibration.Subject.of(loaded.model, loaded.revision, drafter, named)
-        with screen.progress("calibrating for a minute") as told:
-            found, warning = calibration.calibrated(
-                subject,
-                lambda: measuring.calibrate(loaded.model, make, loaded.tokenizer, subject, progress=told),
-            )
-        if warning:
-            screen.note(warning)
-        return found
-
-    return measure
-
-
-def same_vocabulary(target: Loaded, draft: Loaded) -> None:
-    """Refuse a draft model whose token ids mean other text: the output would stay right, the drafts would be noise."""
-    ours, theirs = target.tokenizer, draft.tokenizer
-    if ours.hash != theirs.hash and ours.backend.get_vocab() != theirs.backend.get_vocab():
-        raise InputError(
-            f"a draft model with the vocabulary of {target.name}",
-            f"another one in {draft.name}",
-            "choose one of its family",
-        )
-
-
-def encode(loaded: Loaded, prompt: str, raw: bool) -> list[int]:
-    """Token ids of the prompt, as one user's turn unless `raw`."""
-    if raw:
-        return loaded.tokenizer.encode(prompt)
-    return loaded.tokenizer.chat([{"role": "user", "content": prompt}])
-
-
 def _session(
     request: Request, loaded: Loaded, draft: Loaded | None, drafter: Drafter | None, rule: SamplingRule, ids: list[int]
 ) -> Session:
@@ -193,15 +132,9 @@ def _session(
         stop=request.stop,
         tokenizer=loaded.tokenizer,
         level=3 if request.trace else 2,
-        target=model_info(loaded),
-        draft=model_info(draft) if draft else None,
+        target=parts.model_info(loaded),
+        draft=parts.model_info(draft) if draft else None,
     )
-
-
-def model_info(loaded: Loaded) -> ModelInfo:
-    """What a trace says about a model."""
-    dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return ModelInfo(loaded.name, loaded.revision, loaded.tokenizer.hash[:16], dtype)
 
 
 def _stream(session: Session, painter: screen.Painter | None) -> bool:

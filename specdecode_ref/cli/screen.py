@@ -16,6 +16,9 @@ from specdecode_ref.stream import Piece
 if TYPE_CHECKING:
     from rich.console import Console
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of SIGINT."""
+
 Marks = Literal["style", "text", "none"]
 
 KINDS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdecode_ref.cli import checks, screen
-from specdecode_ref.cli.generate import INTERRUPTED
+from specdecode_ref.cli.screen import INTERRUPTED
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "draft": {"layers": 3, "intermediate": 1024, "rate": 2e-3},
@@ -38,7 +38,9 @@ def run(request: Request) -> int:
     out = checks.output_folder(request.out, "--out")
     text = out / "text" if request.text is None else checks.output_folder(request.text, "--text")
     given = {name: value for name, value in request.settings.items() if value is not None}
-    order = training.Order(kind=request.kind, out=out, text=text, **{**DEFAULTS.get(request.kind, DEFAULTS["eagle"]), **given})
+    order = training.Order(
+        kind=request.kind, out=out, text=text, **{**DEFAULTS.get(request.kind, DEFAULTS["eagle"]), **given}
+    )
     zoo.resolve(request.dtype, request.device)
     with screen.status(f"Loading {screen.one_line(request.model)}"):
         loaded = zoo.load(request.model, dtype=request.dtype, device=request.device)

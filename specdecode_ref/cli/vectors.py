@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specdecode_ref.cli import checks, screen
 from specdecode_ref.errors import InputError
+from specdecode_ref.whole_file import whole_file
 
 if TYPE_CHECKING:
     from specdecode_ref.fidelity.vectors import Report, Tally
@@ -26,21 +24,12 @@ def write(path: str | None) -> int:
     if target is None:
         print(text, end="")
         return 0
-    name = None
     try:
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8", newline="\n") as file:
-            name = file.name
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException as error:  # an interrupt too leaves no half of a file
-        if name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-        if isinstance(error, OSError):
-            why = f"{target}: {error.strerror or error}"[:200]
-            raise InputError("a place to write the vectors", why, "choose another folder") from None
-        raise
+        with whole_file(target) as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        why = f"{target}: {error.strerror or error}"[:200]
+        raise InputError("a place to write the vectors", why, "choose another folder") from None
     return 0
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +25,7 @@ from specdecode_ref.errors import InputError, ModelError, SpecDecodeError
 from specdecode_ref.models.base import Model
 from specdecode_ref.models.store import cache_folder
 from specdecode_ref.tree import children
+from specdecode_ref.whole_file import whole_file
 
 VERSION = 1
 """Raised when another thing is measured than before; older files are then measured anew."""
@@ -201,14 +199,12 @@ def calibrated(subject: Subject, measure: Callable[[], Calibration]) -> tuple[Ca
 
 
 def _keep(made: Calibration) -> str | None:
-    """Write the file whole or not at all, by one rename; why that failed, or None."""
+    """Write the file whole or not at all; why that failed, or None."""
     try:
         folder = cache_folder() / "calibrations"
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder, ignore_cleanup_errors=True) as scratch:
-            whole = Path(scratch) / "calibration"
-            whole.write_text(made.to_json(), encoding="utf-8")
-            os.replace(whole, folder / made.subject.file)
+        with whole_file(folder / made.subject.file) as part:
+            part.write_text(made.to_json(), encoding="utf-8")
     except (OSError, ModelError) as error:
         return f"the calibration is not kept ({error}); set SPECDECODE_CACHE to a folder that can be written"
     return None

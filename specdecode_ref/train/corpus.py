@@ -135,11 +135,3 @@ class Corpus:
             mass.index_add_(0, ids.flatten(), logs.exp().flatten())
             mass.index_add_(0, ids[:, 0], torch.ones(len(ids)))
         return mass.topk(count).indices.sort().values
-
-
-def split(folder: Path, held_out: int = 1) -> tuple[list[Path], list[Path]]:
-    """The shards of a folder: those to train on, and the first `held_out` to validate with."""
-    shards = sorted(folder.glob("text-*.safetensors"))
-    if len(shards) <= held_out:
-        raise InputError(f"more than {held_out} shards of text in {folder}", len(shards), "write more")
-    return shards[held_out:], shards[:held_out]

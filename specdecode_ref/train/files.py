@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
 from specdecode_ref.errors import ModelError
+from specdecode_ref.whole_file import whole_file
 
 DO = "make room or choose another folder; the same command goes on from what is whole"
 
@@ -33,14 +33,10 @@ def _whole(path: Path) -> Iterator[Path]:
     """Another name to write to; the file gets its own once it is complete."""
     from safetensors import SafetensorError
 
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        os.replace(part, path)
+        with whole_file(path) as part:
+            yield part
     except (OSError, SafetensorError) as error:  # the library reports a full disk as an error of its own
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"room for {path}", reason, DO) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from specdecode_ref.drafters.layouts.host import Host
 from specdecode_ref.errors import InputError, UnknownNameError
 from specdecode_ref.models.zoo import Loaded, read_json
 from specdecode_ref.train import prompts, text
-from specdecode_ref.train.corpus import Corpus, split
+from specdecode_ref.train.corpus import Corpus
 from specdecode_ref.train.files import save_text
 from specdecode_ref.train.fit import History, Plan, fit, validate
 from specdecode_ref.train.labels import RANKS
@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int, str], None]
 class Order:
     """What is to be trained, and on how much.
 
-    tokens: how much text the target writes, unless the folder `text` holds as much already.
+    tokens: how much of the target's text is read; it writes what the folder `text` does not hold yet.
     words:  the draft vocabulary. depths: guesses a step in EAGLE's training-time test, or Medusa's heads.
     layers, intermediate: of the draft's transformer layers; of no meaning to Medusa.
     """
@@ -74,12 +74,11 @@ def run(order: Order, loaded: Loaded, progress: Progress) -> Path:
     began = time.monotonic()
     count = Host.of(loaded.model).layers
     layers = (count * 4 // 15, count * 8 // 15, count * 4 // 5, count)
-    write_text(order, loaded, layers, progress)
+    held_out, *train = write_text(order, loaded, layers, progress)
     wrote = time.monotonic() - began
-    train, held_out = split(order.text)
     torch.manual_seed(order.seed)
     seen = {"eagle": list(range(len(layers))), "medusa": [len(layers) - 1], "draft": []}[order.kind]
-    corpus, check = (Corpus(shards, seen, loaded.model.device) for shards in (train, held_out))
+    corpus, check = (Corpus(shards, seen, loaded.model.device) for shards in (train, [held_out]))
     vocabulary = min(order.words, loaded.model.vocab_size)
     shared = Shared.of(loaded.model, corpus.words(vocabulary, loaded.model.vocab_size))
     recipe = _recipe(order, shared, layers)
@@ -102,8 +101,9 @@ def run(order: Order, loaded: Loaded, progress: Progress) -> Path:
     return order.out
 
 
-def write_text(order: Order, loaded: Loaded, layers: tuple[int, ...], progress: Progress) -> None:
-    """Have the target write what is missing of the text; one shard more than asked for is held out to validate with."""
+def write_text(order: Order, loaded: Loaded, layers: tuple[int, ...], progress: Progress) -> list[Path]:
+    """The shards of the text, once the target has written what is missing: as many as hold the tokens that were asked
+    for, after one more to validate with. Others that the folder may hold are left alone."""
     if loaded.tokenizer.chat_template is None:
         raise InputError("a target with a chat template to write text", f"{loaded.name} without one", "choose another")
     plan = text.Plan(longest=min(384, loaded.model.context_length), features=layers, seed=order.seed)
@@ -112,9 +112,10 @@ def write_text(order: Order, loaded: Loaded, layers: tuple[int, ...], progress: 
     if note.exists() and read_json(note) != json.loads(json.dumps(about)):
         do = "name another folder with --text, or delete that one"
         raise InputError(f"text by {loaded.name} in {order.text}", "that of another model or plan", do)
-    missing = [n for n in range(count) if not text.shard(order.text, n).exists()]
+    shards = [text.shard(order.text, number) for number in range(count)]
+    missing = [number for number, shard in enumerate(shards) if not shard.exists()]
     if not missing:
-        return
+        return shards
     progress("reading installed packages", 0, 1, "")
     sources = prompts.installed()
 
@@ -124,6 +125,7 @@ def write_text(order: Order, loaded: Loaded, layers: tuple[int, ...], progress: 
 
     save_text(note, json.dumps(about, indent=1) + "\n")
     text.write(loaded.model, loaded.tokenizer, plan, missing, sources, order.text, told)
+    return shards
 
 
 def _recipe(order: Order, shared: Shared, layers: tuple[int, ...]) -> Recipe:

@@ -136,24 +136,22 @@ class _Writer:
         self.cache.lengths[b] = 0
 
     def _follow(self, row: _Row, token: int) -> None:
-        """What the row is fed next, if the prompt has come to its end: the token, the answer's turn, or nothing."""
-        if row.queue or len(row.tokens) >= self.plan.longest:
-            row.queue = row.queue if len(row.tokens) < self.plan.longest else []
-            return
-        ended = token in self.tokenizer.eos_ids
-        if row.asking:
-            row.asked += 1
-            if ended or row.asked > LONGEST_QUESTION:
-                row.asking = False
-                row.queue = list(self.closing)
-                row.authors += [FORCED] * len(self.closing)
-                return
-            row.authors.append(ASKED)
-        else:
-            if row.tokens[-1] in self.tokenizer.eos_ids and row.authors[-1] == ANSWERED:
-                return
-            row.authors.append(ANSWERED)
-        row.queue = [token]
+        """What the row is fed next: the rest of its prompt, the token, the answer's turn, or nothing at its end."""
+        if len(row.tokens) >= self.plan.longest:
+            row.queue = []
+        elif row.queue:
+            pass
+        elif row.asking:
+            self._ask(row, token)
+        elif row.authors[-1] != ANSWERED or row.tokens[-1] not in self.tokenizer.eos_ids:
+            row.queue, row.authors = [token], [*row.authors, ANSWERED]
+
+    def _ask(self, row: _Row, token: int) -> None:
+        """The question goes on, or comes to its end and the answer begins."""
+        row.asked += 1
+        row.asking = token not in self.tokenizer.eos_ids and row.asked <= LONGEST_QUESTION
+        row.queue = [token] if row.asking else list(self.closing)
+        row.authors += [ASKED] if row.asking else [FORCED] * len(self.closing)
 
     def _choose(self, best: Tensor, ids: Tensor) -> list[int]:
         """The token that each row writes next [B]."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from specdecode_ref.errors import InputError, ModelError
 from specdecode_ref.models import zoo
 from specdecode_ref.models.zoo import Loaded
-from specdecode_ref.train import prompts, text
-from specdecode_ref.train.corpus import SHORTEST, Corpus, Place, split
+from specdecode_ref.train import prompts, run, text
+from specdecode_ref.train.corpus import SHORTEST, Corpus, Place
 from specdecode_ref.train.labels import RANKS, Labels, Tally, loss
 from specdecode_ref.train.prompts import Asker
 from specdecode_ref.train.text import ANSWERED, ASKED, FORCED, TOP, Plan, write, write_shard
@@ -304,14 +304,18 @@ class TestCorpus:
             Corpus([path])
         assert "\n" not in str(caught.value)
 
-    def test_the_first_shards_are_held_out(self, tmp_path: Path) -> None:
-        for number in (2, 0, 1):
+    def test_as_many_shards_as_were_asked_for_and_no_more(self, tmp_path: Path, loaded: Loaded) -> None:
+        for number in (2, 0, 1, 3):
             (tmp_path / f"text-{number:04d}.safetensors").touch()
-        (tmp_path / ".text-0003.safetensors.17.part").touch()
-        train, held_out = split(tmp_path)
-        assert [path.name[5:9] for path in train] == ["0001", "0002"] and [p.name[5:9] for p in held_out] == ["0000"]
-        with pytest.raises(InputError, match="more than 3 shards"):
-            split(tmp_path, 3)
+        (tmp_path / ".text-0004.safetensors.17").touch()
+        sizes = {"epochs": 1, "words": 20, "depths": 1, "layers": 1, "intermediate": 8, "rate": 0.01, "seed": 0}
+        order = run.Order("draft", tmp_path, tmp_path, tokens=Plan.rows * Plan.steps + 1, **sizes)
+        shards = run.write_text(order, loaded, (1,), lambda *_: None)
+        assert [path.name[5:9] for path in shards] == [
+            "0000",
+            "0001",
+            "0002",
+        ]  # one to validate with, two to learn from
 
 
 class TestLabels:

@@ -6,10 +6,9 @@ says so, and `load` puts it back. For vLLM, include the embeddings or LM head in
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from specdecode_ref.drafters.layouts.host import Host
 from specdecode_ref.errors import ModelError
 from specdecode_ref.models.base import Model
 from specdecode_ref.models.config import TransformerConfig
+from specdecode_ref.whole_file import whole_file
 
 
 def save_eagle(
@@ -162,7 +162,7 @@ def _write(
     shares: list[str],
     note: Mapping[str, Any] | None,
 ) -> None:
-    """Both files under other names first, then renamed: a full disk or a crash leaves what was there before."""
+    """Both files are written before either takes its name, so a full disk leaves what was there before."""
     from safetensors.torch import save
 
     config |= {"torch_dtype": "float16", OURS: {"shares": shares, "target": target_sizes(host), **(note or {})}}
@@ -170,23 +170,16 @@ def _write(
         name: (weight.detach().half() if weight.is_floating_point() else weight).cpu().contiguous()
         for name, weight in weights.items()
     }
-    files = {
-        "model.safetensors": save(tensors, {"format": "pt"}),
-        "config.json": json.dumps(config, indent=2).encode() + b"\n",
-    }
     folder = Path(folder)
-    new, parts = not folder.exists(), {folder / name: folder / f".{name}.part" for name in files}
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for part, data in zip(parts.values(), files.values(), strict=True):
-            part.write_bytes(data)
-        for path, part in parts.items():
-            os.replace(part, path)
+        with whole_file(folder / "config.json") as sizes, whole_file(folder / "model.safetensors") as packed:
+            packed.write_bytes(save(tensors, {"format": "pt"}))
+            sizes.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            for part in parts.values():
-                part.unlink(missing_ok=True)
-            if new:
+        if new:
+            with suppress(OSError):
                 folder.rmdir()
         reason = error.strerror or type(error).__name__
         raise ModelError(f"a folder that can be written, {folder}", reason, "make room or choose another") from error
