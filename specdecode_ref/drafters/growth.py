@@ -179,39 +179,59 @@ def _dynamic(
 
     A node's score is the log probability of its path, so no child beats its parent and the best nodes form a tree.
     """
-    scores, level, hinted, ahead = [0.0], [0], 0, list(zip(hint.tokens, hint.logs, strict=True))
+    scores, level, trail = [0.0], [0], _Trail(hint)
     floor = math.log(shape.floor) if shape.floor else -math.inf
     ranks = shape.ranks if isinstance(shape, Watched) else min(shape.width, shape.nodes)
+
+    def put(node: int, ranked: list[int], logs: list[float]) -> list[int]:
+        """Hang guesses below a node, the likeliest first, as far as they are above the floor."""
+        ranked, logs = trail.join(node, ranked, logs)
+        likely = [scores[node] + log for log in logs if scores[node] + log >= floor]
+        scores.extend(likely)
+        children = sketch.put(node, ranked[: len(likely)])
+        trail.follow(node, children, sketch.tokens)
+        return children
+
     for _ in range(min(shape.depth, room)):
         if not level:
             break
         law = after(sketch, level).float().log_softmax(-1)
         values, indices = law.topk(min(ranks, law.shape[-1]))
-        grown: list[int] = []
-        for node, ranked, logs in zip(level, _tokens(indices, words), values.tolist(), strict=True):
-            if node == hinted and ahead:
-                ranked, logs = _beside(ranked, logs, *ahead[0])
-            likely = [scores[node] + log for log in logs if scores[node] + log >= floor]
-            put = sketch.put(node, ranked[: len(likely)])
-            grown, scores = grown + put, scores + likely
-            if node == hinted and ahead and ahead[0][0] in ranked[: len(likely)]:
-                hinted = put[ranked.index(ahead.pop(0)[0])]
+        guesses = zip(level, _tokens(indices, words), values.tolist(), strict=True)
+        grown = [child for node, ranked, logs in guesses for child in put(node, ranked, logs)]
         level = sorted(grown, key=lambda node: -scores[node])[: shape.width]
-    for token, log in ahead[: max(room - len(hint.tokens) + len(ahead), 0)]:  # where the draft did not look any further
-        if scores[hinted] + log < floor:
-            break
-        scores.append(scores[hinted] + log)
-        (hinted,) = sketch.put(hinted, [token])
+    while trail.depth < room and put(trail.node, [], []):  # the hint goes on where the draft did not look any further
+        pass
     best = sorted(range(1, len(scores)), key=lambda node: -scores[node])[: shape.nodes]
     return scores, [0, *sorted(best)]
 
 
-def _beside(ranked: list[int], logs: list[float], token: int, log: float) -> tuple[list[int], list[float]]:
-    """The hinted token among the draft's own, with the better of the two probabilities, the likeliest first."""
-    law = dict(zip(ranked, logs, strict=True))
-    law[token] = max(log, law.get(token, -math.inf))
-    ranked = sorted(law, key=lambda one: -law[one])
-    return ranked, [law[one] for one in ranked]
+class _Trail:
+    """A hint while a tree grows: the node it has come to, that node's depth, and what it expects below."""
+
+    def __init__(self, hint: Hint) -> None:
+        self.node = self.depth = 0
+        self._steps = list(zip(hint.tokens, hint.logs, strict=True))
+
+    def join(self, node: int, ranked: list[int], logs: list[float]) -> tuple[list[int], list[float]]:
+        """The guesses after a node; at the trail's own node the hinted token is among them, in its place."""
+        if not self._here(node):
+            return ranked, logs
+        law = dict(zip(ranked, logs, strict=True))
+        token, log = self._steps[self.depth]
+        law[token] = max(log, law.get(token, -math.inf))
+        ranked = sorted(law, key=lambda one: -law[one])
+        return ranked, [law[one] for one in ranked]
+
+    def follow(self, node: int, children: Sequence[int], tokens: Sequence[int]) -> None:
+        """Go on to the hinted one of the children that a node got, if it is there."""
+        for child in children if self._here(node) else ():
+            if tokens[child] == self._steps[self.depth][0]:
+                self.node, self.depth = child, self.depth + 1
+                return
+
+    def _here(self, node: int) -> bool:
+        return node == self.node and self.depth < len(self._steps)
 
 
 def _tokens(indices: Tensor, words: Words | None) -> list[list[int]]:

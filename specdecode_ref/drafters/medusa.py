@@ -73,7 +73,7 @@ class Medusa:
     name = "medusa"
 
     def __init__(self, heads: MedusaHeads, shape: Shape | None = None) -> None:
-        self.heads, self.shape = heads, shape or Static(NAMED["wide"])
+        self.heads, self.shape = heads, shape or Static(NAMED["narrow"])
         self.features = (heads.layer,)
         self.vocab_size = heads.vocab_size
 

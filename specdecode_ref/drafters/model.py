@@ -1,7 +1,8 @@
-"""A second, cheaper language model as the drafter: a chain, or a sampled tree, with its own key-value cache.
+"""A second, cheaper language model as the drafter, with a key-value cache of its own.
 
-It draws under the same sampling rule as the target, and the laws it drew from go into the tree as they are: they are
-the q that verification divides by. `early_exit` makes a draft model out of the target's own first layers.
+Where its tokens are drawn, they are drawn under the same sampling rule as the target's, and the laws they were drawn
+from go into the tree as they are: they are the q that verification divides by. `early_exit` makes a draft model out of
+the target's own first layers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ModelProposer:
     """One sequence's draft cache. Between rounds it holds a prefix of the committed tokens and nothing else."""
 
     def __init__(self, drafter: ModelDrafter, prompt: Sequence[int], rule: SamplingRule) -> None:
-        self._drafter, self._rule, self._prompt_length = drafter, rule, len(prompt)
+        self._drafter, self._rule = drafter, rule
         self._pending: dict[int, int] = {}  # node of the tree -> its place among the cache's pending nodes
         self.cache = drafter.model.new_cache(1, len(prompt) + 128)
         if 1 < len(prompt) <= drafter.model.context_length:
@@ -67,7 +68,7 @@ class ModelProposer:
 
     def propose(self, context: Context, coins: Coins, hint: Hint | None = None) -> DraftTree:
         """See `Proposer.propose`. One draft forward a depth, all its nodes at once; the deepest need none."""
-        # The draft model's own context may be the shorter one; the deepest nodes are drawn without being forwarded.
+        # The draft model's own context may be the shorter one; the deepest nodes are never forwarded.
         room = min(context.room, self._drafter.model.context_length + 1 - context.base)
         if room < 1:
             return DraftTree.bare(context.root)

@@ -9,7 +9,7 @@ of all form a tree, which is then the best one of n nodes: taking place after pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import prod
@@ -48,15 +48,6 @@ def optimal(acceptance: Acceptance, nodes: int) -> Static:
 def expected(acceptance: Acceptance, static: Static) -> float:
     """How many of the tree's nodes are accepted in a round, on average; places that `acceptance` lacks add nothing."""
     return sum(_value(acceptance, path) for path in static.paths)
-
-
-def best_size(acceptance: Acceptance, seconds: Callable[[Static], float], most: int = 64) -> Static:
-    """The optimal tree of 1 to `most` nodes that emits the most tokens a second (Sequoia's hardware-aware optimiser).
-
-    seconds: what a round with that tree takes, its draft and the target's step of nodes + 1 rows.
-    """
-    trees = [optimal(acceptance, nodes) for nodes in range(1, most + 1)]
-    return max(trees, key=lambda tree: (1 + expected(acceptance, tree)) / seconds(tree))
 
 
 def _value(acceptance: Acceptance, path: Sequence[int]) -> float:

@@ -5,7 +5,7 @@ Nothing is held twice: a tensor is dropped as soon as it is packed, so loading n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +47,32 @@ def read_weights(
     return _Reader(config, source, dtype, device).weights()
 
 
+def assemble(
+    at: str,
+    c: TransformerConfig,
+    vector: Callable[[str, int], Tensor],
+    fused: Callable[[str, Mapping[str, int], int], Linear],
+    inputs: int | None = None,
+    norm: str = "input_layernorm",
+) -> Layer:
+    """The layer whose weights' names begin with `at`.
+
+    vector: name, size -> a norm's weights. fused: prefix, {name: outputs}, inputs -> their products as one.
+    inputs: channels that its attention reads, `c.hidden` unless told. norm: the attention's; empty for none.
+    """
+    q, kv, attention, heads = c.heads * c.head_dim, c.kv_heads * c.head_dim, at + "self_attn.", c.family == "qwen3"
+    return Layer(
+        attention_norm=vector(f"{at}{norm}.weight", c.hidden) if norm else torch.ones(c.hidden),
+        qkv=fused(attention, {"q_proj": q, "k_proj": kv, "v_proj": kv}, inputs or c.hidden),
+        q_norm=vector(attention + "q_norm.weight", c.head_dim) if heads else None,
+        k_norm=vector(attention + "k_norm.weight", c.head_dim) if heads else None,
+        output=fused(attention, {"o_proj": c.hidden}, q),
+        mlp_norm=vector(at + "post_attention_layernorm.weight", c.hidden),
+        gate_up=fused(at + "mlp.", {"gate_proj": c.intermediate, "up_proj": c.intermediate}, c.hidden),
+        down=fused(at + "mlp.", {"down_proj": c.hidden}, c.intermediate),
+    )
+
+
 @dataclass
 class _Reader:
     config: TransformerConfig
@@ -65,19 +91,7 @@ class _Reader:
         return Weights(table, layers, self.vector("model.norm.weight", c.hidden), head)
 
     def layer(self, at: str) -> Layer:
-        c = self.config
-        q, kv, head_norms = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.family == "qwen3"
-        attention = at + "self_attn."
-        return Layer(
-            attention_norm=self.vector(at + "input_layernorm.weight", c.hidden),
-            qkv=self.fused(attention, {"q_proj": q, "k_proj": kv, "v_proj": kv}, c.hidden),
-            q_norm=self.vector(attention + "q_norm.weight", c.head_dim) if head_norms else None,
-            k_norm=self.vector(attention + "k_norm.weight", c.head_dim) if head_norms else None,
-            output=self.fused(attention, {"o_proj": c.hidden}, q),
-            mlp_norm=self.vector(at + "post_attention_layernorm.weight", c.hidden),
-            gate_up=self.fused(at + "mlp.", {"gate_proj": c.intermediate, "up_proj": c.intermediate}, c.hidden),
-            down=self.fused(at + "mlp.", {"down_proj": c.hidden}, c.intermediate),
-        )
+        return assemble(at, self.config, self.vector, self.fused)
 
     def fused(self, at: str, outputs: Mapping[str, int], inputs: int) -> Linear:
         """One product in place of several that read the same input; zeros stand in where only some have a bias."""

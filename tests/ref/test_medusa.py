@@ -147,7 +147,7 @@ def test_without_a_feature_it_waits() -> None:
 def test_the_trace_s_header_names_the_tree_and_the_head() -> None:
     drafter = Medusa(make_heads())
     assert drafter.name == "medusa" and drafter.features == (LAYERS,)
-    assert drafter.settings == {"tree": "static:wide", "head": "medusa"}
+    assert drafter.settings == {"tree": "static:narrow", "head": "medusa"}
 
 
 SHAPES: list[Shape] = [Sampled((1, 1, 1)), Sampled((3, 2), "with_replacement"), Sampled((2, 2, 1)), Dynamic(3, 2, 5)]

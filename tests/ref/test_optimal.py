@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from specdecode_ref.drafters.optimal import best_size, expected, optimal
+from specdecode_ref.drafters.optimal import expected, optimal
 from specdecode_ref.drafters.shapes import NAMED, Static
 from specdecode_ref.errors import InputError
 
@@ -106,16 +106,6 @@ def test_of_equals_the_shallowest() -> None:
 
 def test_places_that_were_not_measured_add_nothing() -> None:
     assert expected([[0.5, 0.25]], Static(((0,), (1,), (2,), (0, 0)))) == pytest.approx(0.75)
-
-
-def test_the_best_size_weighs_tokens_against_seconds() -> None:
-    acceptance = [[0.6, 0.2, 0.1]] * 4
-    assert best_size(acceptance, lambda tree: 1.0, most=20).nodes == 20
-    assert best_size(acceptance, lambda tree: tree.nodes + 1.0, most=20).nodes == 1
-    step = best_size(acceptance, lambda tree: 1.0 if tree.nodes <= 5 else 2.0, most=20)
-    assert step == optimal(acceptance, 5)
-    by_hand = {n: (1 + expected(acceptance, optimal(acceptance, n))) / (4 + n) for n in range(1, 21)}
-    assert best_size(acceptance, lambda tree: 4.0 + tree.nodes, 20).nodes == max(by_hand, key=lambda n: by_hand[n])
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -16,7 +16,7 @@ from specdecode_ref.drafters.growth import Words
 from specdecode_ref.drafters.layouts.host import Host
 from specdecode_ref.errors import ModelError
 from specdecode_ref.models.config import TransformerConfig
-from specdecode_ref.models.layers import Layer
+from specdecode_ref.models.layers import Layer, assemble
 from specdecode_ref.models.linear import Linear, pack
 from specdecode_ref.models.zoo import SafetensorsFolder, read_json
 
@@ -124,17 +124,7 @@ class Checkpoint:
 
     def layer(self, at: str, c: TransformerConfig, inputs: int, norm: str = "input_layernorm") -> Layer:
         """A transformer layer whose attention reads `inputs` channels; an empty `norm` means that it has none."""
-        q, kv, attention, heads = c.heads * c.head_dim, c.kv_heads * c.head_dim, at + "self_attn.", c.family == "qwen3"
-        return Layer(
-            attention_norm=self.vector(f"{at}{norm}.weight", c.hidden) if norm else torch.ones(c.hidden),
-            qkv=self.linear(attention, {"q_proj": q, "k_proj": kv, "v_proj": kv}, inputs),
-            q_norm=self.vector(attention + "q_norm.weight", c.head_dim) if heads else None,
-            k_norm=self.vector(attention + "k_norm.weight", c.head_dim) if heads else None,
-            output=self.linear(attention, {"o_proj": c.hidden}, q),
-            mlp_norm=self.vector(at + "post_attention_layernorm.weight", c.hidden),
-            gate_up=self.linear(at + "mlp.", {"gate_proj": c.intermediate, "up_proj": c.intermediate}, c.hidden),
-            down=self.linear(at + "mlp.", {"down_proj": c.hidden}, c.intermediate),
-        )
+        return assemble(at, c, self.vector, self.linear, inputs, norm)
 
     def words(self) -> Words | None:
         """The reduced vocabulary: `d2t` holds, for each draft token, how far the target's token is above it."""
