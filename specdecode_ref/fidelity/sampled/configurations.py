@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
+from math import prod
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Context, Draw
 
-KINDS = ("model", "ngram", "ngram, then model")
+RANKED = ("static", "dynamic")
+"""Drafts of the draft model's likeliest tokens: nothing in them is drawn."""
+
+KINDS = ("model", "ngram", "ngram, then model", *RANKED)
 SHAPES: Mapping[str, tuple[int, ...]] = {"single": (1,), "chain": (1, 1), "siblings": (2,), "tree": (2, 1)}
 DRAWS: tuple[Draw, ...] = ("with_replacement", "without_replacement")
 RULES: Mapping[str, Mapping[str, Any]] = {
@@ -94,12 +98,13 @@ class Configuration:
         """The generation, in the original package or a private copy."""
         package = package or Package()
         target, draft = (package("models.table").TableModel(model.table) for model in self.models)
-        model = package("drafters.model").ModelDrafter(LightTable(draft), SHAPES[self.shape], self.draw)
+        model = package("drafters.model").ModelDrafter(LightTable(draft), self.grown(package), self.draw)
         ngram = package("drafters.ngram").NGram(gamma=self.length - 1, longest=2, shortest=1)
         drafter = {
             "model": model,
             "ngram": ngram,
             "ngram, then model": package("drafters.first").First([ngram, model]),
+            **dict.fromkeys(RANKED, model),
         }[self.kind]
         rule = package("sampling").SamplingRule(**RULES[self.rule])
         return Setup(
@@ -112,6 +117,17 @@ class Configuration:
             session=package("decode").Session,
         )
 
+    def grown(self, package: Package) -> Any:
+        """What the draft model grows: children drawn depth by depth, or a tree by rank with the same places."""
+        branching = SHAPES[self.shape]
+        if self.kind == "static":
+            levels = [product(*(range(width) for width in branching[:depth])) for depth in range(1, len(branching) + 1)]
+            return package("drafters.shapes").Static(tuple(path for level in levels for path in level))
+        if self.kind == "dynamic":
+            nodes = sum(prod(branching[:depth]) for depth in range(1, len(branching) + 1))
+            return package("drafters.shapes").Dynamic(len(branching), max(branching), nodes)
+        return branching
+
     @cached_property
     def exact(self) -> Exact:
         """What theory says: the law, and the expected number of accepted tokens."""
@@ -123,10 +139,10 @@ class Configuration:
         """The drafts after some output, with their probabilities."""
         if self.kind != "model":
             context = Context([*self.prompt, *output], len(self.prompt), self.length - len(output) - 1)
-            proposer = self.setup().drafter
-            lookup = getattr(proposer, "drafters", (proposer,))[0].start(self.prompt, SamplingRule())
-            found = lookup.propose(context, Coins(0))
-            if self.kind == "ngram" or len(found) > 1:
+            drafter = self.setup().drafter
+            first = getattr(drafter, "drafters", (drafter,))[0].start(self.prompt, SamplingRule())
+            found = first.propose(context, Coins(0))
+            if self.kind != "ngram, then model" or len(found) > 1:
                 return [(1.0, found)]
         return model_drafts(self._q, self.draws, self.length)(output)
 
@@ -136,7 +152,7 @@ class Configuration:
 
     @cached_property
     def known(self) -> Mapping[str, Law]:
-        """The laws of the verifiers' known bugs, exactly; a few seconds. None where n-grams draft."""
+        """The laws of the verifiers' known bugs, exactly; a few seconds. None where not all of a draft is drawn."""
         if self.kind != "model":
             return {}
         setup = self.setup()
@@ -171,6 +187,8 @@ class Configuration:
         if self.kind == "ngram" and self.shape != "chain":
             return False
         rule = verify.get(self.rule_of)
+        if self.kind in RANKED:
+            return rule.objection(_example(["deterministic"] * max(SHAPES[self.shape]))) is None
         width = max(SHAPES[self.shape])
         drafts = [] if self.kind == "ngram" else [_example(self.draws[0][:width])]
         if self.kind != "model":
@@ -199,8 +217,8 @@ def covering() -> tuple[Configuration, ...]:
 
 
 def pairs_in(c: Configuration) -> set[Any]:
-    """Its pairs of choices. How siblings are drawn is no choice of the n-gram drafter, nor of a chain."""
+    """Its pairs of choices. How siblings are drawn is no choice where nothing is drawn, nor in a chain."""
     choices = {name: getattr(c, name) for name in ("kind", "shape", "verifier", "rule", "tables")}
-    if c.kind != "ngram" and c.shape != "chain":
+    if c.kind not in ("ngram", *RANKED) and c.shape != "chain":
         choices["draw"] = c.draw
     return set(combinations(choices.items(), 2))
