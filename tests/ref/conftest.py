@@ -1,4 +1,7 @@
-"""A model of a few kilobytes in a folder, complete enough for the real loader and the real command line."""
+"""A model of a few kilobytes in a folder, complete enough for the real loader and the real command line.
+
+And two small worlds: a cache folder of one's own, and a calibration that is quickly done.
+"""
 
 from __future__ import annotations
 
@@ -85,3 +88,22 @@ def specdecode(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, st
         return (code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of one's own, so that no test sees the user's. It is not there yet."""
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def short_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two short prompts and few sizes: a table reads its context slot by slot."""
+    from specdecode_ref.drafters import measuring
+
+    monkeypatch.setattr(measuring, "PROMPTS", ("one fine day", "def f(x): "))
+    monkeypatch.setattr(measuring, "ROWS", (1, 4))
+    monkeypatch.setattr(measuring, "NODES", (1, 2))
+    monkeypatch.setattr(measuring, "CONTEXT", 16)
+    monkeypatch.setattr(measuring, "PLACES", 40)
