@@ -65,18 +65,17 @@ def output_file(path: str | None, option: str) -> Path | None:
         target = Path(path).resolve()
         target.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"a file to write for {option}", f"{path[:80]} ({error})"[:200], "choose another name"
-        ) from None
+        came = f"{brief(path)} ({reason(error)})"
+        raise InputError(f"a file to write for {option}", came, "choose another name") from None
     if target.exists() and not target.is_file():
-        raise InputError(f"a file to write for {option}", f"{path} (not a regular file)", "choose another name")
+        raise InputError(f"a file to write for {option}", f"{brief(path)} (not a regular file)", "choose another name")
     if target.exists() and not os.access(target, os.W_OK):
-        raise InputError(f"a file to write for {option}", f"{path} (write-protected)", "choose another name")
+        raise InputError(f"a file to write for {option}", f"{brief(path)} (write-protected)", "choose another name")
     try:
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"a writable place for {option}", f"{path} ({reason})", "choose another folder") from None
+        came = f"{brief(path)} ({reason(error)})"
+        raise InputError(f"a writable place for {option}", came, "choose another folder") from None
     return target
 
 
@@ -89,11 +88,19 @@ def output_folder(path: str, option: str) -> Path:
         there = next(place for place in (folder, *folder.parents) if place.exists())
         tempfile.TemporaryFile(dir=there).close()
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"a writable folder for {option}", f"{path[:80]!r} ({reason})"[:200], "choose another"
-        ) from None
+        came = f"{brief(path)!r} ({reason(error)})"
+        raise InputError(f"a writable folder for {option}", came, "choose another") from None
     return folder
+
+
+def brief(path: str) -> str:
+    """A path for a line of error: of a long one the end, which tells it from others."""
+    return path if len(path) <= 120 else f"…{path[-119:]}"
+
+
+def reason(error: Exception) -> str:
+    """Why a path is of no use, without the path itself."""
+    return getattr(error, "strerror", None) or str(error)[:80]
 
 
 def drafter_name(name: str, shape: Wanted | None = None) -> str:

@@ -98,14 +98,14 @@ def _read(file: str) -> bytes:
     try:
         path = Path(file)
         if path.exists() and not path.is_file():
-            raise InputError("a file", f"{file[:80]} (not a regular file)", "check the path")
+            raise InputError("a file", f"{checks.brief(file)} (not a regular file)", "check the path")
         with path.open("rb") as opened:
             return opened.read(LARGEST + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, InputError):
             raise
-        why = getattr(error, "strerror", None) or error
-        raise InputError("a file that can be read", f"{file[:80]}: {why}"[:200], "check the path") from None
+        came = f"{checks.brief(file)} ({checks.reason(error)})"
+        raise InputError("a file that can be read", came, "check the path") from None
 
 
 def _traces(request: Request, data: list[bytes]) -> Case:

@@ -169,7 +169,13 @@ def test_train_refuses(specdecode: CommandLine, tmp_path: Path, arguments: list[
 @pytest.mark.usefixtures("no_loading")
 @pytest.mark.parametrize("option", ["--out", "--text"])
 @pytest.mark.parametrize(
-    ("place", "reason"), [("file", "Not a directory"), ("/proc/new", "No such file"), ("", "no name")]
+    ("place", "reason"),
+    [
+        ("file", "Not a directory"),
+        ("/proc/new", "No such file"),
+        ("", "no name"),
+        ("/proc/" + 90 * "a/", "No such file"),
+    ],
 )
 def test_a_folder_that_cannot_be_written(
     specdecode: CommandLine, tmp_path: Path, option: str, place: str, reason: str
@@ -178,8 +184,8 @@ def test_a_folder_that_cannot_be_written(
     path = str(tmp_path / "file" / "below") if place == "file" else place
     others = [] if option == "--out" else ["--out", str(tmp_path / "out")]
     result = specdecode("train", "eagle", option, path, *others)
-    refused(result, f"a writable folder for {option}; got {path!r} (")
-    assert reason in result[2]
+    refused(result, f"a writable folder for {option}; got '")
+    assert f"{path[-100:]}' ({reason}" in result[2]
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
