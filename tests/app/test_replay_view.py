@@ -20,6 +20,7 @@ def test_rounds_are_those_of_the_trace(make_trace: Callable[..., Any], branching
     for shown, r in zip(data["rounds"], trace.rounds, strict=True):
         assert shown["nodes"]["parent"] == list(r.nodes.parent)
         assert shown["nodes"]["token"] == list(r.nodes.token)
+        assert shown["nodes"]["draw"] == list(r.nodes.draw)
         assert shown["nodes"].get("q", []) == list(r.nodes.q)
         assert shown["path"] == list(r.path)
         assert [(t["node"], t["u"], t["accepted"]) for t in shown["tests"]] == [

@@ -83,3 +83,16 @@ test("every state of a trace has a caption that names no undefined", () => {
     assert.doesNotMatch(words, /undefined|NaN|null/);
   }
 });
+
+test("what was chosen and not drawn is not said to be sure of itself", () => {
+  const trace = makeTrace([[2, 1]]);
+  const round = trace.rounds[0];
+  const line = events(trace);
+  const states = Array.from({ length: line.total }, (_, place) => stateAt(trace, line.at(place)));
+  const said = () => states.filter((state) => state.kind === "grow")
+    .map((state) => caption(trace, state, round, testsOf(round), emits(round).length));
+  for (const words of said()) assert.match(words, /^The drafter guesses .* A thick edge means it is sure/);
+  round.nodes.draw = round.nodes.draw.map((draw) => draw && "deterministic");
+  assert.equal(said().length, 2);
+  for (const words of said()) assert.match(words, /^The drafter chooses .*\. Nothing is drawn, so q counts as 1\.$/);
+});

@@ -48,7 +48,7 @@ def round_of(r: Round) -> dict[str, Any]:
     tip = r.path[-1]
     top = r.topk.get(tip)
     laws = {"p": top.p[:TOP], "residual": top.residual[:TOP] if top.residual else None} if top else None
-    columns = {"token": r.nodes.token, "q": r.nodes.q, "p": r.nodes.p}
+    columns = {"draw": r.nodes.draw, "token": r.nodes.token, "q": r.nodes.q, "p": r.nodes.p}
     return {
         "committed": r.committed,
         "nodes": {"parent": r.nodes.parent} | {name: column for name, column in columns.items() if column},

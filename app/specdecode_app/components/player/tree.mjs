@@ -2,7 +2,7 @@
 // that; it keeps no time and takes no decisions. Elements are kept and reused, and only what changed is written.
 
 import { layout } from "./replay.mjs";
-import { label, prob } from "./words.mjs";
+import { chosen, label, prob } from "./words.mjs";
 
 const SVG = "http://www.w3.org/2000/svg";
 const CHAR = 7.3;
@@ -112,6 +112,7 @@ export class Tree {
     item.from = last ? tip : parent[i];
     const bars = pills && !last && i > 0;
     item.q = bars ? q?.[i] ?? null : null;
+    item.chosen = chosen(this.round, i);
     item.p = bars ? p?.[i] ?? null : null;
     this.frame(item.box, item, 0);
     const weight = last ? 0 : q?.[i] ?? 0.3;
@@ -140,7 +141,7 @@ export class Tree {
       item.mark = svg("use", item.node, { class: "mark", width: 16, height: 16 });
     }
     item.text.textContent = words;
-    item.odds.textContent = roomy && item.q !== null ? `q ${prob(item.q)}` : "";
+    item.odds.textContent = roomy && item.q !== null && !item.chosen ? `q ${prob(item.q)}` : "";
     attr(item.odds, "x", -item.wide - 7);
     attr(item.odds, "y", -(5 + 4 * (item.q ?? 0)));
     attr(item.mark, "x", item.wide - 9);

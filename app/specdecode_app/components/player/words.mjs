@@ -130,6 +130,11 @@ export function ruleOf(trace, test) {
   return accepted ? `accepted: u ${coin} < ${bar}` : `rejected: u ${coin} ≥ ${bar}`;
 }
 
+/** True where a node was chosen, by rank or from earlier text, and no coin was tossed for it: its q counts as 1. */
+export function chosen(round, node) {
+  return round.nodes.draw?.[node] === "deterministic";
+}
+
 /** One sentence on what is happening at this state; also what the live region speaks. */
 export function caption(trace, state, round, tests, emitted) {
   const nodes = round.nodes.parent.length - 1;
@@ -140,9 +145,10 @@ export function caption(trace, state, round, tests, emitted) {
   }
   if (state.kind === "grow") {
     const fresh = state.nodes.filter((node) => node.fresh).length;
-    const tokens = state.nodes.flatMap((node, i) => (node.fresh ? [name(round.nodes.token?.[i])] : []));
-    return fresh === 1 ? `The drafter guesses ${tokens[0]} next. A thick edge means it is sure (high q).`
-      : `The drafter guesses ${count(fresh, "token")} at depth ${state.depth}. A thick edge means it is sure (high q).`;
+    const first = state.nodes.findIndex((node) => node.fresh);
+    const what = fresh === 1 ? `${name(round.nodes.token?.[first])} next` : `${count(fresh, "token")} at depth ${state.depth}`;
+    return chosen(round, first) ? `The drafter chooses ${what}. Nothing is drawn, so q counts as 1.`
+      : `The drafter guesses ${what}. A thick edge means it is sure (high q).`;
   }
   if (state.kind === "sweep") {
     return nodes ? `One pass of the target reads all ${count(nodes + 1, "node")} at once and gives p, its own probability, for each guess.`
