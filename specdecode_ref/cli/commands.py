@@ -259,7 +259,7 @@ def train(
         int | None, typer.Option("--layers", help="Transformer layers. (default: 1; a draft model's 3)")
     ] = None,
     intermediate: Annotated[
-        int | None, typer.Option("--intermediate", help="Width of feed-forward blocks. (default: 1536; 1024)")
+        int | None, typer.Option("--intermediate", help="Width of feed-forward blocks. (default: 1536; a draft model's 1280)")
     ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", help="The highest learning rate. (default: 0.002; Medusa's 0.001)")

@@ -36,6 +36,13 @@ def pack(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, device: torch.
     return lambda x: linear(x, held, offset)
 
 
+def unpack(product: Linear, inputs: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The weight [out, inputs] of a packed layer: what it makes of each unit vector, less what it makes of nothing."""
+    units = torch.eye(inputs, dtype=dtype, device=device)
+    bias = product(torch.zeros_like(units[:1]))
+    return torch.cat([product(some) - bias for some in units.split(64)]).T.contiguous()
+
+
 def _float16(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     offset = None if bias is None else bias.float()
     packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), offset)

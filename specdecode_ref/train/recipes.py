@@ -21,6 +21,7 @@ from specdecode_ref.drafters.layouts import save_draft, save_eagle, save_medusa
 from specdecode_ref.drafters.layouts.host import Host
 from specdecode_ref.models.base import Model
 from specdecode_ref.models.config import TransformerConfig
+from specdecode_ref.models.linear import Linear, unpack
 from specdecode_ref.models.transformer import Transformer
 from specdecode_ref.train.corpus import Batch
 from specdecode_ref.train.labels import Labels
@@ -162,6 +163,36 @@ def _layer(at: str, shared: Shared, inputs: int, intermediate: int) -> dict[str,
     }
 
 
+def _first_layer(i: int, target: Model, intermediate: int) -> dict[str, Tensor]:
+    """The target's layer i under a draft's names, without the neurons that move the stream least.
+
+    Empty where the draft cannot begin with it: it would be wider, or the target has no such layer.
+    """
+    if not isinstance(target, Transformer) or i >= target.config.layers or intermediate > target.config.intermediate:
+        return {}
+    layer, c, at = target.layers[i], target.config, f"model.layers.{i}."
+    inner, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+
+    def matrix(product: Linear, inputs: int) -> Tensor:
+        return unpack(product, inputs, target.dtype, target.device).float()
+
+    q, k, v = matrix(layer.qkv, c.hidden).split([inner, kv, kv])
+    gate, up = matrix(layer.gate_up, c.hidden).chunk(2)
+    down = matrix(layer.down, c.intermediate)
+    strongest = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).topk(intermediate).indices
+    return {
+        f"{at}self_attn.q_proj.weight": q,
+        f"{at}self_attn.k_proj.weight": k,
+        f"{at}self_attn.v_proj.weight": v,
+        f"{at}self_attn.o_proj.weight": matrix(layer.output, inner),
+        f"{at}mlp.gate_proj.weight": gate[strongest],
+        f"{at}mlp.up_proj.weight": up[strongest],
+        f"{at}mlp.down_proj.weight": down[:, strongest],
+        f"{at}input_layernorm.weight": layer.attention_norm.float(),
+        f"{at}post_attention_layernorm.weight": layer.mlp_norm.float(),
+    }
+
+
 class EagleRecipe:
     """EAGLE-3's head with its training-time test (arXiv 2503.01840, section 3.2): from the second guess on, the head
     reads its own output where the target's feature will not be there yet."""
@@ -233,7 +264,10 @@ class MedusaRecipe:
 
 
 class DraftRecipe:
-    """A small language model of the target's width, embeddings and LM head, distilled from its laws."""
+    """A small language model of the target's width, embeddings and LM head, distilled from its laws.
+
+    It begins as the target's first layers, which know more of language than a million tokens could teach.
+    """
 
     def __init__(self, shared: Shared, hidden_layers: int = 3, intermediate: int = 1024) -> None:
         self.shared, self.count = shared, hidden_layers
@@ -241,6 +275,7 @@ class DraftRecipe:
         self.weights = {"model.norm.weight": shared.first_norm}
         for i in range(hidden_layers):
             self.weights |= _layer(f"model.layers.{i}.", shared, shared.config.hidden, intermediate)
+            self.weights |= _first_layer(i, shared.target, intermediate)
 
     def guesses(self, batch: Batch, done: float = 1.0) -> Iterator[Guess]:
         """A language model guesses deeper tokens as it guesses the next one, so there is one depth to train."""

@@ -21,6 +21,7 @@ from specdecode_ref.drafters.medusa import MedusaHeads
 from specdecode_ref.drafters.shapes import parse
 from specdecode_ref.errors import InputError, ModelError
 from specdecode_ref.models import zoo
+from specdecode_ref.models.transformer import Transformer
 from specdecode_ref.models.zoo import Loaded
 from specdecode_ref.sampling import SamplingRule
 from specdecode_ref.train.corpus import Batch, Corpus
@@ -160,6 +161,30 @@ class TestWhatIsTrainedIsWhatDecodes:
         rows, columns = torch.tensor(places(found, 2)).T
         torch.testing.assert_close(guess.logits.double(), logits[rows, columns][:, WORDS], **CLOSE)
         torch.testing.assert_close(made.first_norm, 0.2 * double.model.norm.float())  # type: ignore[attr-defined]
+
+    def test_a_draft_model_begins_as_the_first_layers_of_the_target(self, double: Loaded) -> None:
+        """All of its layers, as wide as they are: the target itself, whose last norm alone is quieter."""
+        target, found = double.model, batch(double)
+        assert isinstance(target, Transformer)
+        recipe = DraftRecipe(shared(double), target.config.layers, target.config.intermediate)
+        recipe.weights = {name: w.double() for name, w in recipe.weights.items()}
+        (guess,) = recipe.guesses(found)
+        cache = target.new_cache(2, LENGTH)
+        logits = target.forward(found.tokens, [range(-1, LENGTH - 1)] * 2, cache).logits
+        rows, columns = torch.tensor(places(found, 1)).T
+        torch.testing.assert_close(guess.logits, 0.2 * logits[rows, columns][:, WORDS], **CLOSE)
+
+    def test_a_narrower_draft_model_keeps_the_strongest_neurons(self, double: Loaded) -> None:
+        target = double.model
+        assert isinstance(target, Transformer)
+        width, c = target.config.intermediate - 8, target.config
+        whole, some = (DraftRecipe(shared(double), 1, each).weights for each in (c.intermediate, width))
+        names = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+        all_, kept = ([w[names[0]], w[names[1]], w[names[2]].T] for w in (whole, some))
+        strength = torch.stack([each.norm(dim=1) for each in all_]).prod(0)
+        best = strength.argsort(descending=True)[:width]
+        for each, left in zip(all_, kept, strict=True):
+            torch.testing.assert_close(left, each[best])
 
     def test_a_target_of_transformers_can_be_drafted_for(self, tmp_path: Path) -> None:
         """Another family, with a layer norm in place of the root-mean-square one: only its sizes are taken over."""
