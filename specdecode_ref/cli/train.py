@@ -10,7 +10,7 @@ from specdecode_ref.cli import checks, screen
 from specdecode_ref.cli.screen import INTERRUPTED
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "draft": {"layers": 3, "intermediate": 1280, "rate": 1e-3},
+    "draft": {"layers": 3, "intermediate": 1280, "rate": 2e-3},
     "medusa": {"layers": 1, "intermediate": 1536, "rate": 1e-3},
     "eagle": {"layers": 1, "intermediate": 1536, "rate": 2e-3},
 }
