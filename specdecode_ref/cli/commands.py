@@ -255,11 +255,10 @@ def train(
     epochs: Annotated[int, typer.Option("--epochs", help="How often all of it is read.")] = 6,
     words: Annotated[int, typer.Option("--words", help="Tokens that the draft can guess.")] = 12288,
     depths: Annotated[int, typer.Option("--depths", help="Guesses in a row to train EAGLE for; Medusa's heads.")] = 4,
-    layers: Annotated[
-        int | None, typer.Option("--layers", help="Transformer layers. (default: 1; a draft model's 3)")
-    ] = None,
+    layers: Annotated[int | None, typer.Option("--layers", help="Transformer layers. (default: 1; draft: 3)")] = None,
     intermediate: Annotated[
-        int | None, typer.Option("--intermediate", help="Width of feed-forward blocks. (default: 1536; a draft model's 1280)")
+        int | None,
+        typer.Option("--intermediate", help="Width of feed-forward blocks. (default: 1536; draft: 1280)"),
     ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", help="The highest learning rate. (default: 0.002; Medusa's 0.001)")

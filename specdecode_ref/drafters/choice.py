@@ -129,44 +129,42 @@ class _Grown:
     """A draft as EAGLE-2 grows it, before its nodes are chosen. Nodes go by their losses, -log of their paths' chances.
 
     losses: of all nodes, ascending. places: where the nodes of the accepted path stand among them.
-    opened: of the nodes opened on each level, ascending.
+    opened: of the nodes that could be opened on each level, the losses and how many nodes of it and those above are
+            better, both ascending.
     """
 
     losses: list[float]
     places: list[int]
-    opened: list[list[float]]
+    opened: list[tuple[list[float], list[int]]]
 
     @classmethod
     def of(cls, draft: Draft, depth: int, width: int) -> _Grown:
         """The part of a wide draft that a tree of that depth and width would have grown."""
         nodes: list[int] = []
-        opened: list[list[float]] = []
-        level = [0]
+        opened: list[tuple[list[float], list[int]]] = []
+        level, place = [0], {0: 0}
         while level and len(opened) < depth:
-            opened.append([-draft.scores[node] for node in level])
-            below = [child for node in level for child in draft.children[node][:width]]
+            opened.append(([-draft.scores[node] for node in level], [place[node] for node in level]))
+            below = sorted(child for node in level for child in draft.children[node][:width])
+            nodes = sorted([*nodes, *below], key=lambda node: -draft.scores[node])
+            place = {node: i for i, node in enumerate(nodes)}
             level = sorted(below, key=lambda node: -draft.scores[node])[:width]
-            nodes += below
-        order = sorted(sorted(nodes), key=lambda node: -draft.scores[node])
-        place = {node: i for i, node in enumerate(order)}
-        return cls(
-            [-draft.scores[node] for node in order],
-            [place[node] for node in draft.path[1:] if node in place],
-            opened,
-        )
+        path = [place[node] for node in draft.path[1:] if node in place]
+        return cls([-draft.scores[node] for node in nodes], path, opened)
 
 
 def _cut(nodes: int, floor: float) -> Callable[[_Grown], Round]:
     """Replays the choice of nodes: the most probable ones, none below the floor.
 
-    No node is more probable than its parent, so a floor takes away the same nodes before growing and after it.
+    No node is more probable than its parent, so a floor takes away the same nodes before growing and after it, and a
+    node is opened only if it is among the best so far.
     """
     most = -math.log(floor) if floor else math.inf
 
     def play(grown: _Grown) -> Round:
         kept = min(nodes, bisect_right(grown.losses, most))
-        opened = tuple(count for level in grown.opened if (count := bisect_right(level, most)))
-        return Round(kept + 1, opened, bisect_left(grown.places, kept))
+        counts = (min(bisect_right(losses, most), bisect_left(better, nodes)) for losses, better in grown.opened)
+        return Round(kept + 1, tuple(count for count in counts if count), bisect_left(grown.places, kept))
 
     return play
 

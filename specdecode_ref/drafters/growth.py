@@ -177,7 +177,8 @@ def _dynamic(
 ) -> tuple[list[float], list[int]]:
     """The score of every node, and the nodes to keep, the root first.
 
-    A node's score is the log probability of its path, so no child beats its parent and the best nodes form a tree.
+    A node's score is the log probability of its path, so no child beats its parent: the best nodes form a tree, and
+    what is not among the best of a level can have none below it, and is not opened.
     """
     scores, level, trail = [0.0], [0], _Trail(hint)
     floor = math.log(shape.floor) if shape.floor else -math.inf
@@ -192,6 +193,9 @@ def _dynamic(
         trail.follow(node, children, sketch.tokens)
         return children
 
+    def best() -> list[int]:
+        return sorted(range(1, len(scores)), key=lambda node: -scores[node])[: shape.nodes]
+
     for _ in range(min(shape.depth, room)):
         if not level:
             break
@@ -199,11 +203,11 @@ def _dynamic(
         values, indices = law.topk(min(ranks, law.shape[-1]))
         guesses = zip(level, _tokens(indices, words), values.tolist(), strict=True)
         grown = [child for node, ranked, logs in guesses for child in put(node, ranked, logs)]
-        level = sorted(grown, key=lambda node: -scores[node])[: shape.width]
+        opened = set(sorted(grown, key=lambda node: -scores[node])[: shape.width])
+        level = [node for node in best() if node in opened]
     while trail.depth < room and put(trail.node, [], []):  # the hint goes on where the draft did not look any further
         pass
-    best = sorted(range(1, len(scores)), key=lambda node: -scores[node])[: shape.nodes]
-    return scores, [0, *sorted(best)]
+    return scores, [0, *sorted(best())]
 
 
 class _Trail:

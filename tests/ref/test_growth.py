@@ -121,6 +121,12 @@ def test_a_dynamic_tree_is_eagle_2(shape: Dynamic) -> None:
         assert all(draw == "deterministic" for draw in tree.draws[1:]) and all(q is None for q in tree.q)
 
 
+def test_what_cannot_lead_to_a_place_in_the_tree_is_not_opened() -> None:
+    for seed in range(12):
+        _, after = grown(Dynamic(4, 3, 1), TableModel.random(6, order=2, seed=seed))
+        assert list(map(len, after.levels)) == [1, 1], "the best guess, and that nothing below it is better"
+
+
 def test_siblings_stand_in_the_order_of_their_ranks() -> None:
     shapes: tuple[Shape, ...] = (Dynamic(3, 4, 12), static("wide"))
     for shape, seed in product(shapes, range(8)):
