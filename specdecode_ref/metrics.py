@@ -81,6 +81,8 @@ FIGURES: dict[str, Figure] = {
     ),
     "tokens_per_second": Figure("emitted / seconds after the prefill", llama_cpp="predicted_per_second"),
     "cost_ratio": Figure("seconds of drafting / seconds of target forwards: gamma times Leviathan's c"),
+    "draft_share": Figure("share of the rounds' seconds that was drafting"),
+    "verify_share": Figure("share of the rounds' seconds that was target forwards"),
     "overhead_share": Figure("share of the rounds' seconds that was neither drafting nor a target forward"),
 }
 """Read in vllm/v1/spec_decode/metrics.py (its log line and counters; the scheduler skips rounds without a draft; tokens
@@ -166,7 +168,7 @@ class Metrics:
     @property
     def tokens_per_second(self) -> float | None:
         """See `FIGURES`."""
-        return _ratio(self.emitted, self.seconds.total - self.seconds.prefill)
+        return _ratio(self.emitted, self._inside)
 
     @property
     def cost_ratio(self) -> float | None:
@@ -176,8 +178,22 @@ class Metrics:
     @property
     def overhead_share(self) -> float | None:
         """See `FIGURES`."""
-        inside = self.seconds.total - self.seconds.prefill
-        return _ratio(inside - self.seconds.draft - self.seconds.verify, inside)
+        return _ratio(self._inside - self.seconds.draft - self.seconds.verify, self._inside)
+
+    @property
+    def draft_share(self) -> float | None:
+        """See `FIGURES`."""
+        return _ratio(self.seconds.draft, self._inside)
+
+    @property
+    def verify_share(self) -> float | None:
+        """See `FIGURES`."""
+        return _ratio(self.seconds.verify, self._inside)
+
+    @property
+    def _inside(self) -> float:
+        """Seconds of the rounds, the prompt's left out."""
+        return self.seconds.total - self.seconds.prefill
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure by its name in `FIGURES`, and the seconds; ready for JSON."""

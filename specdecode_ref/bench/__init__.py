@@ -183,7 +183,9 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
     tokens_per_second: all tokens over all seconds, prompt processing included; ratio: that, over the baseline's.
     median_*:          the middle one of the prompts.
     same_output:       how many prompts gave the baseline's very tokens.
-    overhead_share:    of our own methods, see `metrics.FIGURES`.
+    first_rate:        how often the first token of a draft was accepted; in a tree, one of those at depth 1.
+    *_share:           of the time after the prompt, what went into drafts, target forwards and the rest.
+    The last four are known of our own methods only.
     """
     mine, theirs = _by_prompt(samples), _by_prompt(baseline)
     traces = [sample.run.trace for sample in samples if sample.run.trace]
@@ -199,9 +201,11 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
         "median_tokens_per_second": median(_speed([s]) for s in mine.values()),
         "median_ratio": median(_speed([mine[p]]) / _speed([theirs[p]]) for p in mine),
         "tau": sum(len(s.run.tokens) for s in samples) / rounds if rounds else None,
-        "acceptance_rate": counted.acceptance_rate if counted else None,
-        "cost_ratio": counted.cost_ratio if counted else None,
-        "overhead_share": counted.overhead_share if counted else None,
+        "acceptance_rate": counted and counted.acceptance_rate,
+        "first_rate": counted and next(iter(counted.unconditional_rates), None),
+        "draft_share": counted and counted.draft_share,
+        "verify_share": counted and counted.verify_share,
+        "overhead_share": counted and counted.overhead_share,
         "same_output": sum(mine[p].run.tokens == theirs[p].run.tokens for p in mine),
     }
 

@@ -237,8 +237,8 @@ def _tables(summary: dict[str, Any], greedy: bool) -> Iterable[Any]:
         "median ratio",
         "tau",
         "accepted",
-        "draft / target",
-        "overhead",
+        "first",
+        "draft / verify / rest",
     )
     for head in (*heads, *([last] if last else [])):
         overall.add_column(head, justify="left" if head == "method" else "right")
@@ -251,8 +251,8 @@ def _tables(summary: dict[str, Any], greedy: bool) -> Iterable[Any]:
             f"{f['median_ratio']:.2f}",
             _or_dash(f["tau"], ".2f"),
             _or_dash(f["acceptance_rate"], ".0%"),
-            _or_dash(f["cost_ratio"], ".2f"),
-            _or_dash(f["overhead_share"], ".1%"),
+            _or_dash(f["first_rate"], ".0%"),
+            _shares(f),
         ]
         overall.add_row(*row, *([f"{f['same_output']} of {f['prompts']}"] if last else []))
     yield overall
@@ -266,6 +266,12 @@ def _tables(summary: dict[str, Any], greedy: bool) -> Iterable[Any]:
             screen.one_line(category), *(f"{f['ratio']:.2f} ({_or_dash(f['tau'], '.2f')})" for f in cells)
         )
     yield by_category
+
+
+def _shares(figures: dict[str, Any]) -> str:
+    """Where the time after the prompt went."""
+    shares = [figures[f"{part}_share"] for part in ("draft", "verify", "overhead")]
+    return "-" if None in shares else " / ".join(f"{share:.0%}" for share in shares)
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -57,6 +57,7 @@ def test_seconds_by_hand() -> None:
     assert m.tokens_per_second == pytest.approx(8 / 0.032)
     assert m.cost_ratio == pytest.approx(1 / 4)
     assert m.overhead_share == pytest.approx(12 / 32)
+    assert m.draft_share == pytest.approx(4 / 32) and m.verify_share == pytest.approx(16 / 32)
 
 
 @pytest.mark.parametrize(
