@@ -166,11 +166,14 @@ def _layer(at: str, shared: Shared, inputs: int, intermediate: int) -> dict[str,
 def _first_layer(i: int, target: Model, intermediate: int) -> dict[str, Tensor]:
     """The target's layer i under a draft's names, without the neurons that move the stream least.
 
-    Empty where the draft cannot begin with it: it would be wider, or the target has no such layer.
+    Empty where the draft cannot begin with it: it would be wider, or the target has no such layer (Qwen3's norms its
+    queries and keys, which the draft's does not).
     """
-    if not isinstance(target, Transformer) or i >= target.config.layers or intermediate > target.config.intermediate:
+    if not isinstance(target, Transformer) or i >= len(target.layers):
         return {}
     layer, c, at = target.layers[i], target.config, f"model.layers.{i}."
+    if intermediate > c.intermediate or layer.q_norm is not None:
+        return {}
     inner, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
 
     def matrix(product: Linear, inputs: int) -> Tensor:

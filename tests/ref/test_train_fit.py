@@ -186,6 +186,18 @@ class TestWhatIsTrainedIsWhatDecodes:
         for each, left in zip(all_, kept, strict=True):
             torch.testing.assert_close(left, each[best])
 
+    def test_what_the_target_does_not_have_begins_at_random(self, double: Loaded) -> None:
+        target = double.model
+        assert isinstance(target, Transformer)
+        c = target.config
+        deep, wide = (
+            DraftRecipe(shared(double), layers, width).weights
+            for layers, width in ((c.layers + 1, c.intermediate), (1, c.intermediate + 8))
+        )
+        assert deep[f"model.layers.{c.layers}.mlp.up_proj.weight"].shape == (c.intermediate, c.hidden)
+        assert wide["model.layers.0.mlp.up_proj.weight"].shape == (c.intermediate + 8, c.hidden)
+        assert wide["model.layers.0.mlp.up_proj.weight"].std() == pytest.approx(0.02, rel=0.1)
+
     def test_a_target_of_transformers_can_be_drafted_for(self, tmp_path: Path) -> None:
         """Another family, with a layer norm in place of the root-mean-square one: only its sizes are taken over."""
         transformers = pytest.importorskip("transformers")
