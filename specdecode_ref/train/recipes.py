@@ -146,21 +146,31 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(*shape) * 0.02
 
 
+PARTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+    "input_layernorm",
+    "post_attention_layernorm",
+)
+"""What a layer is made of, in Hugging Face's names."""
+
+
+def _named(at: str, *weights: Tensor) -> dict[str, Tensor]:
+    return {f"{at}{part}.weight": weight for part, weight in zip(PARTS, weights, strict=True)}
+
+
 def _layer(at: str, shared: Shared, inputs: int, intermediate: int) -> dict[str, Tensor]:
     """Random weights of one layer whose attention reads `inputs` channels."""
     c = shared.config
-    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    return {
-        f"{at}self_attn.q_proj.weight": _random(q, inputs),
-        f"{at}self_attn.k_proj.weight": _random(kv, inputs),
-        f"{at}self_attn.v_proj.weight": _random(kv, inputs),
-        f"{at}self_attn.o_proj.weight": _random(c.hidden, q),
-        f"{at}mlp.gate_proj.weight": _random(intermediate, c.hidden),
-        f"{at}mlp.up_proj.weight": _random(intermediate, c.hidden),
-        f"{at}mlp.down_proj.weight": _random(c.hidden, intermediate),
-        f"{at}input_layernorm.weight": torch.ones(c.hidden),
-        f"{at}post_attention_layernorm.weight": torch.ones(c.hidden),
-    }
+    q, kv, norm = c.heads * c.head_dim, c.kv_heads * c.head_dim, torch.ones(c.hidden)
+    attention = (_random(q, inputs), _random(kv, inputs), _random(kv, inputs), _random(c.hidden, q))
+    mlp = (_random(intermediate, c.hidden), _random(intermediate, c.hidden), _random(c.hidden, intermediate))
+    return _named(at, *attention, *mlp, norm, norm.clone())
 
 
 def _first_layer(i: int, target: Model, intermediate: int) -> dict[str, Tensor]:
@@ -171,7 +181,7 @@ def _first_layer(i: int, target: Model, intermediate: int) -> dict[str, Tensor]:
     """
     if not isinstance(target, Transformer) or i >= len(target.layers):
         return {}
-    layer, c, at = target.layers[i], target.config, f"model.layers.{i}."
+    layer, c = target.layers[i], target.config
     if intermediate > c.intermediate or layer.q_norm is not None:
         return {}
     inner, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -179,21 +189,12 @@ def _first_layer(i: int, target: Model, intermediate: int) -> dict[str, Tensor]:
     def matrix(product: Linear, inputs: int) -> Tensor:
         return unpack(product, inputs, target.dtype, target.device).float()
 
-    q, k, v = matrix(layer.qkv, c.hidden).split([inner, kv, kv])
+    attention = (*matrix(layer.qkv, c.hidden).split([inner, kv, kv]), matrix(layer.output, inner))
     gate, up = matrix(layer.gate_up, c.hidden).chunk(2)
     down = matrix(layer.down, c.intermediate)
-    strongest = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).topk(intermediate).indices
-    return {
-        f"{at}self_attn.q_proj.weight": q,
-        f"{at}self_attn.k_proj.weight": k,
-        f"{at}self_attn.v_proj.weight": v,
-        f"{at}self_attn.o_proj.weight": matrix(layer.output, inner),
-        f"{at}mlp.gate_proj.weight": gate[strongest],
-        f"{at}mlp.up_proj.weight": up[strongest],
-        f"{at}mlp.down_proj.weight": down[:, strongest],
-        f"{at}input_layernorm.weight": layer.attention_norm.float(),
-        f"{at}post_attention_layernorm.weight": layer.mlp_norm.float(),
-    }
+    kept = (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).topk(intermediate).indices
+    norms = (layer.attention_norm.float(), layer.mlp_norm.float())
+    return _named(f"model.layers.{i}.", *attention, gate[kept], up[kept], down[:, kept], *norms)
 
 
 class EagleRecipe:
@@ -272,7 +273,7 @@ class DraftRecipe:
     It begins as the target's first layers, which know more of language than a million tokens could teach.
     """
 
-    def __init__(self, shared: Shared, hidden_layers: int = 3, intermediate: int = 1024) -> None:
+    def __init__(self, shared: Shared, hidden_layers: int = 3, intermediate: int = 1280) -> None:
         self.shared, self.count = shared, hidden_layers
         self.sizes, self.layer = shared.sizes, shared.layer(intermediate, hidden_layers)
         self.weights = {"model.norm.weight": shared.first_norm}

@@ -44,11 +44,12 @@ function drafted(parent, trace, round, verified) {
   head(parent, verified ? "p, from one target pass" : count(nodes, "draft token"), time);
   if (!nodes) return element("p", "note", parent, "No guess: this round is a step of plain decoding.");
   listing(parent, trace, round, verified);
-  const words = chosen(round, 1) ? ["The guesses were chosen, not drawn: q counts as 1. p comes next, from the target.",
-    "The guesses were chosen, not drawn: q counts as 1, and p, how likely the target finds each, alone decides."]
+  const [guessed, judged] = chosen(round, 1)
+    ? ["The guesses were chosen, not drawn: q counts as 1. p comes next, from the target.",
+      "The guesses were chosen, not drawn: q counts as 1, and p, how likely the target finds each, alone decides."]
     : ["q is how likely the drafter found its own guess. p comes next, from the target.",
       "p is how likely the target finds each guess, q how likely the drafter did."];
-  return element("p", "note", parent, words[Number(verified)]);
+  return element("p", "note", parent, verified ? judged : guessed);
 }
 
 function decided(parent, trace, round, state) {
