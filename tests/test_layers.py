@@ -26,7 +26,7 @@ HOMES = {
 LEVELS = (
     ("errors", "types", "coins", "whole_file"),
     ("sampling", "tree", "verify"),
-    ("cache", "models", "drafters"),
+    ("cache", "models", "drafters", "batched"),
     ("trace", "trace_file", "metrics", "stream", "sequence", "decode"),
     ("cost", "bench", "fidelity", "train", "deploy"),
     ("cli",),
