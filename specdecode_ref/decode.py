@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import specdecode_ref
+from specdecode_ref import backends, verify
 from specdecode_ref import trace as traces
-from specdecode_ref import verify
 from specdecode_ref.coins import Coins
 from specdecode_ref.drafters.base import Drafter
 from specdecode_ref.errors import InputError
@@ -25,7 +25,7 @@ from specdecode_ref.models.base import Model
 from specdecode_ref.sampling import Laws, SamplingRule
 from specdecode_ref.sequence import Running
 from specdecode_ref.stream import Piece, Stream
-from specdecode_ref.trace import Footer, Header, ModelInfo, Round, Trace
+from specdecode_ref.trace import Footer, Header, ModelInfo, Nodes, Round, TopK, Trace
 from specdecode_ref.tree import DraftTree
 from specdecode_ref.types import Verdict
 
@@ -86,6 +86,8 @@ class Session:
     max_new_tokens: at least 1; the model's context length ends a generation too.
     stop:           strings that end the text (needs a tokenizer); they are not part of it.
     level:          how much the trace records, 0 to 3.
+    backend:        who plays the rounds: "torch" is this file; "auto" is another one where the model is on a CUDA
+                    device and one is installed that can do the job (see `backends`).
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Session:
         stop: Sequence[str] = (),
         tokenizer: Tokenizer | None = None,
         level: int = 2,
+        backend: str = backends.AUTO,
         target: ModelInfo | None = None,
         draft: ModelInfo | None = None,
     ) -> None:
@@ -116,6 +119,8 @@ class Session:
         if level not in (0, 1, 2, 3):
             raise InputError("a trace level from 0 to 3", level, "choose one of them")
         self._verifier = None if verifier == "auto" else verify.get(verifier)
+        self._job = backends.Job(model, drafter, verifier, rule, level)
+        self._backend = backends.resolve(backend, self._job)
         self._model, self._drafter, self._rule, self._level = model, drafter, rule, level
         numbers = range(len(prompts)) if sequences is None else sequences
         if len(numbers) != len(prompts):
@@ -137,13 +142,14 @@ class Session:
             "draft": draft,
         }
         self._started = False
+        self._rounds: backends.Rounds | None = None
 
     def __iter__(self) -> Iterator[Step]:
         if self._live and not self._started:
             self._start()
         while self._live:
             try:
-                steps = self._round()
+                steps = self._round() if self._rounds is None else self._played(self._rounds)
             except BaseException:
                 self._live = []  # the cache may stand in the middle of the round: nothing sound can follow
                 raise
@@ -164,6 +170,18 @@ class Session:
     def _start(self) -> None:
         """Prefill everything but the roots; start the drafters."""
         begin = time.perf_counter_ns()
+        if self._backend:
+            prompts, limits, coins = zip(*((row.prompt, row.limit, row.coins) for row in self._rows), strict=True)
+            self._rounds = self._backend.start(self._job, prompts, limits, coins)
+        else:
+            self._prefill()
+        for row in self._rows:
+            row.ns_prefill = time.perf_counter_ns() - begin
+        self._started = True
+        if len(self._live) < len(self._rows):  # some were cancelled before they began
+            self._select(self._live)
+
+    def _prefill(self) -> None:
         wanted = self._drafter.features if self._drafter else ()
         room = max(row.limit for row in self._rows) + 32
         self._cache = self._model.new_cache(len(self._rows), room)
@@ -173,11 +191,6 @@ class Session:
         if self._drafter:
             for row, seen in zip(self._rows, features, strict=True):
                 row.proposer = self._drafter.start(row.prompt, self._rule, seen)
-        for row in self._rows:
-            row.ns_prefill = time.perf_counter_ns() - begin
-        self._started = True
-        if len(self._live) < len(self._rows):  # some were cancelled before they began
-            self._cache.select(self._live)
 
     def _round(self) -> list[Step]:
         """Draft, verify, commit: one round of every live sequence."""
@@ -192,21 +205,42 @@ class Session:
         verified = time.perf_counter_ns()
         steps, paths = [], []
         for b, (i, row, draft) in enumerate(zip(self._live, rows, drafts, strict=True)):
-            judging, base = time.perf_counter_ns(), len(row.tokens)
+            judging = time.perf_counter_ns()
             p, verdict = self._judge(row, draft, logits[b])
-            cut, pieces = row.take(draft, verdict, self._rule.eos)
-            paths.append(verdict.path[: cut.kept] if cut else verdict.path)
             if row.proposer:
                 row.proposer.observe(verdict, [f[b, list(verdict.path)] for f in features])
+            nodes = traces.columns(self._level, draft, p)
+            largest = traces.largest_of(draft, p, verdict) if self._level >= 3 else {}
             sample = time.perf_counter_ns() - judging
             ns = {"draft": drafted - begin, "verify": verified - drafted, "sample": sample}
-            row.rounds.append(traces.record(self._level, len(row.rounds), base, draft, p, verdict, cut, ns))
-            steps.append(Step(i, row.rounds[-1], tuple(pieces)))
+            steps.append(self._take(i, nodes, verdict, ns, largest))
+            paths.append(verdict.path[: steps[-1].round.kept])
         self._cache.commit(paths)
         for row in rows:
             row.ns_total += time.perf_counter_ns() - begin
         self._leave([step.row for step in steps if step.round.cut])
         return steps
+
+    def _played(self, rounds: backends.Rounds) -> list[Step]:
+        """One round of every live sequence, on the device of a backend; it tells one time for all that it did."""
+        begin = time.perf_counter_ns()
+        played = rounds.play()
+        ns = {"draft": 0, "verify": time.perf_counter_ns() - begin, "sample": 0}
+        steps = [self._take(i, *one, ns) for i, one in zip(self._live, played, strict=True)]
+        for i in self._live:
+            self._rows[i].ns_total += time.perf_counter_ns() - begin
+        self._leave([step.row for step in steps if step.round.cut])
+        return steps
+
+    def _take(
+        self, i: int, nodes: Nodes, verdict: Verdict, ns: dict[str, int], largest: dict[int, TopK] | None = None
+    ) -> Step:
+        """Add a round to a sequence: its tokens, its text, its place in the trace."""
+        row = self._rows[i]
+        base = len(row.tokens)
+        cut, pieces = row.take(nodes.token, verdict, self._rule.eos)
+        row.rounds.append(traces.record(self._level, len(row.rounds), base, nodes, verdict, cut, ns, largest))
+        return Step(i, row.rounds[-1], tuple(pieces))
 
     def _judge(self, row: Running, draft: DraftTree, logits: Tensor) -> tuple[Laws, Verdict]:
         """The target's laws after the draft's nodes [N], and the verdict on the draft."""
@@ -222,7 +256,10 @@ class Session:
         stay = [b for b, i in enumerate(self._live) if i not in finished]
         self._live = [self._live[b] for b in stay]
         if self._live and self._started:
-            self._cache.select(stay)
+            self._select(stay)
+
+    def _select(self, rows: Sequence[int]) -> None:
+        (self._cache if self._rounds is None else self._rounds).select(rows)
 
     def generation(self, row: int = 0) -> Generation:
         """The result so far; a sequence that has not ended counts as cancelled."""
@@ -233,8 +270,9 @@ class Session:
     def trace(self, row: int = 0) -> Trace:
         """The trace so far, valid at any time."""
         r = self._rows[row]
+        engine = {"name": "specdecode-ref", "version": specdecode_ref.__version__}
         header = Header(
-            engine={"name": "specdecode-ref", "version": specdecode_ref.__version__},
+            engine=engine | ({"backend": self._backend.name} if self._backend else {}),
             verifier=self._verifier.name if self._verifier else "tree" if any(map(_branches, r.rounds)) else "chain",
             method=self._drafter.name if self._drafter else "autoregressive",
             sampling=json.loads(json.dumps(asdict(self._rule))),

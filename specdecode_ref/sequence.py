@@ -33,9 +33,9 @@ class Running:
         room = self.limit - len(self.tokens) - 1
         return self.proposer.propose(Context(self.tokens, len(self.prompt), room), self.coins)
 
-    def take(self, draft: DraftTree, verdict: Verdict, eos: Sequence[int]) -> tuple[CutRound | None, list[Piece]]:
+    def take(self, drafted: Sequence[int], verdict: Verdict, eos: Sequence[int]) -> tuple[CutRound | None, list[Piece]]:
         """Append the round's tokens up to the first one that ends the text; the text that is now certain."""
-        emitted = [(draft.tokens[i], "draft") for i in verdict.path[1:]] + [(verdict.token, verdict.kind)]
+        emitted = [(drafted[i], "draft") for i in verdict.path[1:]] + [(verdict.token, verdict.kind)]
         pieces: list[Piece] = []
         cut = None
         for kept, (token, tag) in enumerate(emitted, 1):

@@ -193,18 +193,8 @@ def counts(rounds: Iterable[Round]) -> dict[str, int | list[int]]:
     }
 
 
-def record(
-    level: int,
-    index: int,
-    committed: int,
-    draft: DraftTree,
-    p: Laws,
-    verdict: Verdict,
-    cut: CutRound | None,
-    ns: dict[str, int],
-) -> Round:
-    """What a round leaves in the trace, at the level asked for."""
-    kept = cut.kept if cut else len(verdict.path)
+def columns(level: int, draft: DraftTree, p: Laws) -> Nodes:
+    """A draft in columns; the probabilities at level 2 and up, as far as the target's laws are known or asked for."""
     edges = [(i, draft.parents[i], draft.tokens[i]) for i in range(1, len(draft))]
     q_column: list[float | None] = []
     p_column: list[float | None] = []
@@ -216,21 +206,38 @@ def record(
         ]
         seen = [level >= 3 or p.known(parent) for _, parent, _ in edges]
         p_column = [None, *(float(p[i][t]) if s else None for s, (_, i, t) in zip(seen, edges, strict=True))]
+    return Nodes(draft.parents, draft.draws, draft.tokens, tuple(q_column), tuple(p_column))
+
+
+def record(
+    level: int,
+    index: int,
+    committed: int,
+    nodes: Nodes,
+    verdict: Verdict,
+    cut: CutRound | None,
+    ns: dict[str, int],
+    topk: dict[int, TopK] | None = None,
+) -> Round:
+    """What a round leaves in the trace, at the level asked for."""
+    kept = min(cut.kept if cut else len(verdict.path), len(verdict.path))
     return Round(
         index=index,
         committed=committed,
-        nodes=Nodes(draft.parents, draft.draws, draft.tokens if level >= 1 else (), tuple(q_column), tuple(p_column)),
+        nodes=replace(nodes, token=nodes.token if level >= 1 else ()),
         tests=verdict.tests if level >= 2 else (),
         path=verdict.path,
         emitted=Emitted(verdict.token if level >= 1 else None, verdict.kind),
         cut=cut,
-        topk=_topk(draft, p, verdict) if level >= 3 else {},
+        topk=topk or {},
         ns=ns,  # type: ignore[arg-type]
-        kv={"kept": min(kept, len(verdict.path)), "dropped": len(draft) - min(kept, len(verdict.path))},
+        kv={"kept": kept, "dropped": len(nodes.parent) - kept},
     )
 
 
-def _topk(draft: DraftTree, p: Laws, verdict: Verdict) -> dict[int, TopK]:
+def largest_of(draft: DraftTree, p: Laws, verdict: Verdict) -> dict[int, TopK]:
+    """The largest entries of the laws after every node, and of the residual where the round ended with one."""
+
     def largest(law: Tensor) -> tuple[tuple[int, float], ...]:
         values, tokens = law.topk(min(TOP_K, len(law)))
         return tuple((t, v) for t, v in zip(tokens.tolist(), values.tolist(), strict=True) if v > 0)

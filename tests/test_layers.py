@@ -27,7 +27,7 @@ LEVELS = (
     ("errors", "types", "coins", "whole_file"),
     ("sampling", "tree", "verify"),
     ("cache", "models", "drafters", "batched"),
-    ("trace", "trace_file", "metrics", "stream", "sequence", "decode"),
+    ("trace", "trace_file", "metrics", "stream", "sequence", "backends", "decode"),
     ("cost", "bench", "fidelity", "train", "deploy"),
     ("cli",),
 )

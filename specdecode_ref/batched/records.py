@@ -152,15 +152,18 @@ class Verdicts:
                 came, do = f"a token of q_eff 0 in request {b}", "draw no more siblings than q has tokens, each once"
                 raise NotApplicableError("siblings drawn without replacement from the support of q", came, do)
 
-    def verdicts(self, accept_coins: Tensor) -> list[Verdict]:
-        """One `Verdict` a request, without the law its token came from. Raises as `require_fine` does."""
+    def verdicts(self, accept_coins: Tensor, upwards: bool = False) -> list[Verdict]:
+        """One `Verdict` a request, without the law its token came from. Raises as `require_fine` does.
+
+        upwards: the rule tests the end of a path first, as block verification does.
+        """
         self.require_fine()
         columns = (self.path, self.length, self.token, self.kind, self.p_eff, self.q_eff, accept_coins)
         none = torch.empty(0)
         out = []
         for nodes, length, token, kind, p, q, u in zip(*(column.tolist() for column in columns), strict=True):
             path = tuple(nodes[:length])
-            tested = [node for node in range(1, len(p)) if p[node] == p[node]]
+            tested = [node for node in range(1, len(p)) if p[node] == p[node]][:: -1 if upwards else 1]
             tests = tuple(Test(node, p[node], q[node], u[node], node in path) for node in tested)
             out.append(Verdict(path, token, KINDS[kind], tests, none))
         return out

@@ -28,6 +28,6 @@ def tree_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, anc
     group = heads // keys.shape[1]
     k, v = (plane.double().repeat_interleave(group, 1) for plane in (keys, values))
     scores = torch.einsum("bnhd,bhsd->bhns", q.double(), k) * dim**-0.5
-    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1).masked_fill(~seen[:, None], 0.0)
     v = v.masked_fill(~seen.any(1)[:, None, :, None], 0.0)  # what nobody sees may hold anything
     return torch.einsum("bhns,bhsd->bnhd", weights, v).to(q.dtype)

@@ -80,11 +80,11 @@ class EagleHead(Transformer):
         where = cache.append([parents])
         token = embedding(torch.tensor([tokens], device=self.device), self.table).to(self.dtype)
         x, seen = self._enter(token, features[None])
-        rotation, masks = self._rotation(where.positions), self._masks(where, cache)
+        rotation, attend = self._rotation(where.positions), self._cached(where, cache)
         for i, layer in enumerate(self.layers):
             if i > 0:
                 seen = self._rms(x, layer.attention_norm)
-            x = x + self._attention(i, layer, seen, where, cache, rotation, masks)
+            x = x + self._attention(i, layer, seen, rotation, attend)
             x = x + self._mlp(layer, self._rms(x, layer.mlp_norm))
         return (self._rms(x, self.norm) if self.fusion.final_norm == "output" else x)[0]
 

@@ -54,8 +54,8 @@ class MedusaHeads:
 
     @torch.no_grad()
     def logits(self, feature: Tensor) -> Tensor:
-        """Draft logits [K, D] of all heads after a feature [hidden]. A shared LM head is read once for all of them."""
-        thought = self.norm(feature[None])
+        """Draft logits [..., K, D] of all heads after features [..., hidden]. A shared LM head is read once for all."""
+        thought = self.norm(feature)[..., None, :]
         rows = []
         for blocks in self.blocks:
             x = thought
@@ -63,8 +63,8 @@ class MedusaHeads:
                 x = x + silu(block(x))
             rows.append(x)
         if len(self.lm_heads) == 1:
-            return self.lm_heads[0](torch.cat(rows))
-        return torch.cat([head(x) for head, x in zip(self.lm_heads, rows, strict=True)])
+            return self.lm_heads[0](torch.cat(rows, -2))
+        return torch.cat([head(x) for head, x in zip(self.lm_heads, rows, strict=True)], -2)
 
 
 class Medusa:

@@ -1,7 +1,8 @@
 """A decoder-only transformer in one page: Llama, Mistral, Qwen2, Qwen3 and SmolLM, verified in a tree.
 
-Read `Transformer.forward` from top to bottom. What differs from a textbook is two lines: where the nodes go and what
-they may see come from the cache's `Placement`, so that a tree of drafts is one forward pass.
+Read `Transformer.through` from top to bottom. What differs from a textbook is its two arguments: the positions of the
+nodes and the attention between them come from outside, from the cache's `Placement`, so that a tree of drafts is one
+forward pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from specdecode_ref.cache import Cache, Placement
 from specdecode_ref.models.base import Output
 from specdecode_ref.models.config import TransformerConfig
 from specdecode_ref.models.layers import Layer, Weights, read_weights
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries [B, N, H, D], keys and values [B, N, H_kv, D] of the nodes) -> [B, N, H, D]: remembers the keys and
+values, and attends to all that each node may see."""
 
 PREFILL_CHUNK = 256
 """Prompt tokens a forward pass: enough to keep the cores busy, few enough to keep masks and activations small."""
@@ -82,7 +87,7 @@ class Transformer:
     ) -> Output:
         """See `Model.forward`."""
         x, kept = self._hidden(tokens, parents, cache, features)
-        return Output(self.head(self._rms(x, self.norm)), kept)
+        return Output(self.logits(x), kept)
 
     @torch.no_grad()
     def prefill(
@@ -94,38 +99,37 @@ class Transformer:
     def _hidden(
         self, tokens: Tensor, parents: Sequence[Sequence[int]], cache: Cache, features: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The residual stream [B, N, hidden] after the last layer, and after each layer that `features` names."""
         where = cache.append(parents)
+        return self.through(tokens, where.positions, self._cached(where, cache), features)
+
+    def through(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, features: Sequence[int] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The residual stream [B, N, hidden] after the last layer, and after each layer that `features` names.
+
+        tokens, positions: int64 [B, N].
+        """
         x = embedding(tokens, self.table).to(self.dtype)
         wanted = {0: x} if 0 in features else {}
-        rotation = self._rotation(where.positions)
-        masks = self._masks(where, cache)
+        rotation = self._rotation(positions)
         for i, layer in enumerate(self.layers):
-            x = x + self._attention(i, layer, self._rms(x, layer.attention_norm), where, cache, rotation, masks)
+            x = x + self._attention(i, layer, self._rms(x, layer.attention_norm), rotation, attend)
             x = x + self._mlp(layer, self._rms(x, layer.mlp_norm))
             if i + 1 in features:
                 wanted[i + 1] = x
         return x, tuple(wanted[k] for k in features)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [..., V] of a residual stream [..., hidden] after the last layer."""
+        return self.head(self._rms(x, self.norm))
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         """The gated feed-forward block (Shazeer, 2020), [B, N, hidden]."""
         gate, up = layer.gate_up(x).chunk(2, -1)
         return layer.down(silu(gate).mul_(up))
 
-    def _attention(
-        self,
-        i: int,
-        layer: Layer,
-        x: Tensor,
-        where: Placement,
-        cache: Cache,
-        rotation: tuple[Tensor, Tensor],
-        masks: Mapping[int | None, Tensor | None],
-    ) -> Tensor:
-        """Grouped-query attention (Ainslie et al., 2023) of the nodes over what the mask lets them see, [B, N, hidden].
-
-        The queries that share a key head are stacked as rows of that head, so keys are never repeated.
-        """
+    def _attention(self, i: int, layer: Layer, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """Grouped-query attention (Ainslie et al., 2023) of the nodes, [B, N, hidden]."""
         c = self.config
         batch, nodes, _ = x.shape
         qkv = layer.qkv(x).view(batch, nodes, -1, c.head_dim)
@@ -134,17 +138,24 @@ class Transformer:
             q, k = self._rms(q, layer.q_norm), self._rms(k, layer.k_norm)
         if c.rotates[i]:
             q, k = _rotate(q, rotation), _rotate(k, rotation)
-        keys, values = self._remember(i, k, v, where, cache)
-        q = q.view(batch, nodes, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(batch, c.kv_heads, -1, c.head_dim)
-        seen = scaled_dot_product_attention(q, keys, values, attn_mask=masks[c.windows[i]])
-        seen = seen.view(batch, c.kv_heads, -1, nodes, c.head_dim).permute(0, 3, 1, 2, 4)
-        return layer.output(seen.reshape(batch, nodes, -1))
+        return layer.output(attend(i, q, k, v).reshape(batch, nodes, -1))
 
-    def _remember(self, i: int, k: Tensor, v: Tensor, where: Placement, cache: Cache) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, N, H_kv, D] to their slots; return all that is held, [B, H_kv, S, D] each."""
-        held = cache.planes[0]
-        return remember(held[:, i, 0], k, where), remember(held[:, i, 1], v, where)
+    def _cached(self, where: Placement, cache: Cache) -> Attend:
+        """Attention over the cache, where the mask lets a node look.
+
+        The queries that share a key head are stacked as rows of that head, so keys are never repeated.
+        """
+        c, held, masks = self.config, cache.planes[0], self._masks(where, cache)
+
+        def attend(i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            batch, nodes = q.shape[:2]
+            keys, values = remember(held[:, i, 0], k, where), remember(held[:, i, 1], v, where)
+            q = q.view(batch, nodes, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
+            q = q.reshape(batch, c.kv_heads, -1, c.head_dim)
+            seen = scaled_dot_product_attention(q, keys, values, attn_mask=masks[c.windows[i]])
+            return seen.view(batch, c.kv_heads, -1, nodes, c.head_dim).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+        return attend
 
     def _masks(self, where: Placement, cache: Cache) -> dict[int | None, Tensor | None]:
         """For each window in use, what is added to the scores: 0 where a node sees a slot, -inf elsewhere."""

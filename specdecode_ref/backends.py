@@ -1,0 +1,107 @@
+"""Who plays the rounds: the loop of `decode` in PyTorch, or a backend that another package has registered.
+
+A backend keeps a whole batch on its device, from the first round to the last, and tells after each round what was
+drafted and what became of it. It registers under the entry points `specdecode_ref.backends`; this package imports none
+until a decode asks for one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import NamedTuple, Protocol
+
+from specdecode_ref.coins import Coins
+from specdecode_ref.drafters.base import Drafter
+from specdecode_ref.errors import InputError, NotApplicableError, UnknownNameError
+from specdecode_ref.models.base import Model
+from specdecode_ref.sampling import SamplingRule
+from specdecode_ref.trace import Nodes
+from specdecode_ref.types import Verdict
+
+GROUP = "specdecode_ref.backends"
+
+TORCH, AUTO = "torch", "auto"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be decoded. verifier: a name, or "auto"; level: of the trace."""
+
+    model: Model
+    drafter: Drafter | None
+    verifier: str
+    rule: SamplingRule
+    level: int
+
+
+class Played(NamedTuple):
+    """One sequence's round: the draft in columns, its probabilities where the level asks for them, and the verdict."""
+
+    nodes: Nodes
+    verdict: Verdict
+
+
+class Rounds(Protocol):
+    """A batch on a backend's device, from its prefill on."""
+
+    def play(self) -> list[Played]:
+        """One round of every row: draft, verify, commit. Raises NumericalError for logits that make no law."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows: the others have finished."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes `Rounds`."""
+
+    name: str
+
+    def objection(self, job: Job) -> str | None:
+        """Why this backend cannot do the job, or None."""
+        ...
+
+    def start(
+        self, job: Job, prompts: Sequence[Sequence[int]], limits: Sequence[int], coins: Sequence[Coins]
+    ) -> Rounds:
+        """Prefill. limits: the most tokens, prompt included, of each sequence. coins: of one seed."""
+        ...
+
+
+def resolve(name: str, job: Job) -> Backend | None:
+    """The backend of that name; None for the loop of `decode`.
+
+    "auto" is the first one registered that can do the job where the model is on a CUDA device, and "torch" elsewhere.
+    Raises UnknownNameError for a name that is not registered, NotApplicableError where it cannot do the job.
+    """
+    registered = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name == TORCH or (name == AUTO and job.model.device.type != "cuda"):
+        return None
+    if name == AUTO:
+        return next((found for entry in registered if (found := _load(entry)) and not found.objection(job)), None)
+    if name not in registered:
+        names = ", ".join((AUTO, TORCH, *registered))
+        raise UnknownNameError(f"a backend out of {names}", repr(name), "choose one, or install its package")
+    try:
+        backend: Backend = registered[name].load()
+    except ImportError as error:
+        do = f"install it (pip install 'specdecode-ref[kernels]'), or use the backend {TORCH}"
+        raise InputError(f"what the backend '{name}' needs", str(error), do) from None
+    if objection := backend.objection(job):
+        raise NotApplicableError(f"a job for the backend '{name}'", objection, f"use the backend {TORCH}")
+    return backend
+
+
+def _load(name: str) -> Backend | None:
+    """A registered backend, or a warning that it is not to be had."""
+    (entry,) = entry_points(group=GROUP, name=name)
+    try:
+        backend: Backend = entry.load()
+    except ImportError as error:
+        warnings.warn(f"the backend '{name}' cannot be loaded ({error}); decoding in PyTorch", stacklevel=4)
+        return None
+    return backend
