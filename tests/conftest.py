@@ -21,6 +21,9 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Before the kernels are imported: on a CPU they run in Triton's interpreter.
+os.environ["TRITON_INTERPRET"] = "1"
+
 if TYPE_CHECKING:
     from specdecode_ref.models.zoo import Loaded
 

@@ -39,7 +39,7 @@ def first_above(mass, u, SIZE: tl.constexpr):
     found = tl.where((found == SIZE) & (last >= 0), last, found)
     here = tl.sum(tl.where(index == found, mass, 0.0), 0)
     before = tl.sum(tl.where(index < found, mass, 0.0), 0)
-    rest = tl.where(here > 0, (target - before) / here, 0.0)
+    rest = (target - before) / tl.where(here > 0, here, 1.0)
     return found, tl.minimum(tl.maximum(rest, 0.0), NEARLY_ONE)
 
 
