@@ -8,7 +8,7 @@ until a decode asks for one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import NamedTuple, Protocol
@@ -65,11 +65,17 @@ class Backend(Protocol):
         """Why this backend cannot do the job, or None."""
         ...
 
-    def start(
-        self, job: Job, prompts: Sequence[Sequence[int]], limits: Sequence[int], coins: Sequence[Coins]
-    ) -> Rounds:
-        """Prefill. limits: the most tokens, prompt included, of each sequence. coins: of one seed."""
+    def start(self, job: Job, prompts: Sequence[Sequence[int]], limits: Sequence[int], keys: Sequence[Coins]) -> Rounds:
+        """Prefill. limits: the most tokens, prompt included, of each sequence. keys: of their coins, with one seed."""
         ...
+
+
+def known(name: str) -> str:
+    """`name`, where it is one of a backend. Raises UnknownNameError for another."""
+    names = (AUTO, TORCH, *(entry.name for entry in entry_points(group=GROUP)))
+    if name not in names:
+        raise UnknownNameError(f"a backend out of {', '.join(names)}", repr(name), "choose one, or install its package")
+    return name
 
 
 def resolve(name: str, job: Job) -> Backend | None:
@@ -78,16 +84,13 @@ def resolve(name: str, job: Job) -> Backend | None:
     "auto" is the first one registered that can do the job where the model is on a CUDA device, and "torch" elsewhere.
     Raises UnknownNameError for a name that is not registered, NotApplicableError where it cannot do the job.
     """
-    registered = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name == TORCH or (name == AUTO and job.model.device.type != "cuda"):
+    if known(name) == TORCH or (name == AUTO and job.model.device.type != "cuda"):
         return None
     if name == AUTO:
-        return next((found for entry in registered if (found := _load(entry)) and not found.objection(job)), None)
-    if name not in registered:
-        names = ", ".join((AUTO, TORCH, *registered))
-        raise UnknownNameError(f"a backend out of {names}", repr(name), "choose one, or install its package")
+        return next((found for found in _loadable() if not found.objection(job)), None)
+    (entry,) = entry_points(group=GROUP, name=name)
     try:
-        backend: Backend = registered[name].load()
+        backend: Backend = entry.load()
     except ImportError as error:
         do = f"install it (pip install 'specdecode-ref[kernels]'), or use the backend {TORCH}"
         raise InputError(f"what the backend '{name}' needs", str(error), do) from None
@@ -96,12 +99,12 @@ def resolve(name: str, job: Job) -> Backend | None:
     return backend
 
 
-def _load(name: str) -> Backend | None:
-    """A registered backend, or a warning that it is not to be had."""
-    (entry,) = entry_points(group=GROUP, name=name)
-    try:
-        backend: Backend = entry.load()
-    except ImportError as error:
-        warnings.warn(f"the backend '{name}' cannot be loaded ({error}); decoding in PyTorch", stacklevel=4)
-        return None
-    return backend
+def _loadable() -> Iterator[Backend]:
+    """The registered backends; a warning for each that cannot be loaded."""
+    for entry in entry_points(group=GROUP):
+        try:
+            backend: Backend = entry.load()
+        except ImportError as error:
+            warnings.warn(f"the backend '{entry.name}' cannot be loaded ({error}); decoding in PyTorch", stacklevel=5)
+        else:
+            yield backend

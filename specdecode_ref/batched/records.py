@@ -5,7 +5,7 @@ What one request calls a `SamplingRule`, a `DraftTree` and a `Verdict` is a row 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import get_args
 
@@ -89,10 +89,22 @@ class Rules:
             order=self.order,
         )
 
+    def select(self, rows: Tensor) -> Rules:
+        """The rules of these rows, int64 [R]."""
+        return self._mapped(lambda column: column.index_select(0, rows))
+
     def repeat(self, times: int) -> Rules:
         """Every row `times` times in a row: the rules of the B * N rows of logits [B, N, V]."""
-        columns = ("temperature", "top_k", "top_p", "min_p")
-        return replace(self, **{name: getattr(self, name).repeat_interleave(times) for name in columns})
+        return self._mapped(lambda column: column.repeat_interleave(times))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Rules:
+        return replace(
+            self,
+            temperature=change(self.temperature),
+            top_k=change(self.top_k),
+            top_p=change(self.top_p),
+            min_p=change(self.min_p),
+        )
 
 
 @dataclass(frozen=True)

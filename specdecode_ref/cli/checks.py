@@ -159,6 +159,13 @@ def recorded_dtype(named: str, trace: Trace) -> str:
     return trace.header.target.dtype or named if named == "auto" else named
 
 
+def backend_name(name: str) -> str:
+    """The name of a backend that is registered; whether it can do the job is known once the model is there."""
+    from specdecode_ref import backends
+
+    return backends.known(name)
+
+
 def warn_of_loss(verifier: str) -> None:
     """A remark where the output will not have the target's law."""
     from specdecode_ref import verify

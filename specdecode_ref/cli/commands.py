@@ -62,6 +62,14 @@ Head = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Backend = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        help="auto, torch or triton: who plays the rounds. auto: the kernels on a CUDA device, where they can.",
+        rich_help_panel=HOW,
+    ),
+]
 Temperature = Annotated[
     float, typer.Option("--temperature", help="0 is greedy; 1 is the model as it is.", rich_help_panel=LAW)
 ]
@@ -105,6 +113,7 @@ def generate(
     verifier: Verifier = "auto",
     gamma: Gamma = None,
     tree: Tree = None,
+    backend: Backend = "auto",
     temperature: Temperature = 0.0,
     top_k: Annotated[
         int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.", rich_help_panel=LAW)
@@ -169,6 +178,7 @@ def generate(
             gamma=gamma,
             head=head,
             tree=tree,
+            backend=backend,
             sampling=sampling,
             seed=seed,
             max_new_tokens=max_new_tokens,

@@ -44,6 +44,7 @@ class Request:
     head: str | None
     gamma: int | None
     tree: str | None
+    backend: str
     sampling: dict[str, Any]
     seed: int
     max_new_tokens: int
@@ -92,6 +93,7 @@ def _check(request: Request) -> tuple[str, Wanted | None, Path | None]:
     trace_file = checks.output_file(request.trace, "--trace")
     checks.drafter_name(request.drafter, shape)
     checks.verifier_name(request.verifier, shape)
+    checks.backend_name(request.backend)
     checks.warn_of_loss(request.verifier)
     if request.draft_model and "model" not in request.drafter.split("+"):
         screen.note(f"--draft-model is not used by the drafter '{request.drafter}'; say --drafter model")
@@ -119,6 +121,7 @@ def _rule(request: Request) -> SamplingRule:
 def _session(
     request: Request, loaded: Loaded, draft: Loaded | None, drafter: Drafter | None, rule: SamplingRule, ids: list[int]
 ) -> Session:
+    from specdecode_ref.backends import AUTO, TORCH
     from specdecode_ref.decode import Session
 
     return Session(
@@ -131,7 +134,8 @@ def _session(
         max_new_tokens=request.max_new_tokens,
         stop=request.stop,
         tokenizer=loaded.tokenizer,
-        level=3 if request.trace else 2,
+        level=3 if request.trace and request.backend in (AUTO, TORCH) else 2,
+        backend=request.backend,
         target=parts.model_info(loaded),
         draft=parts.model_info(draft) if draft else None,
     )

@@ -1,0 +1,490 @@
+"""From logits to laws and picks, without a law in memory: two launches over blocks of the vocabulary.
+
+The law of a row is p(x) = 2^((l(x) - m) s) / Z, with s = log2(e) / T, m the largest logit and Z the sum. Softmax splits
+over blocks (Milakov and Gimelshein, arXiv 1805.02867): block j has its own m_j and Z_j, and weighs Z_j 2^((m_j - m) s).
+
+    `_stats`   grid (R, blocks)   | BLOCK | BLOCK | BLOCK | .. |   the row, read once
+                                      |       |       |
+    scratch                        m_j, Z_j, where m_j is first    12 bytes a block
+                                      \\       |       /
+    `_pick`    grid (R)            the block that the coin falls on, in float64
+                                              |
+                                           | BLOCK |               read again: row of 64, then token
+    `_law`     grid (R, blocks)    every block again, times 1 / Z
+
+A pick goes down three levels, as `picking` explains: block, row of 64, token, with what is left of the coin handed on.
+Greedy rows take the first of the maxima. Top-k, top-p and min-p are two comparisons a logit, with a threshold that
+`cuts` finds beforehand; the first launch is then the only one more to read the row.
+
+A program takes a tile of REQUESTS rows. It is 1 where the vocabulary is wide; narrow ones, of tests and of byte-level
+models, share a program.
+
+Bytes: pick V * b + BLOCK * b, law V * (2 b + 4), top_k V * b a row, and a scratch of V / BLOCK entries. FLOPs: about
+5 V. All of it is bound by memory.
+
+Exactness: a mass is right to about 2^-23 (1 + its distance from the maximum, in powers of 2), a block's sum to 2^-22,
+and from there on all is float64. That moves the law by less than 2e-6 in total variation, so kernel and reference pick
+alike unless the coin is within 5e-6 (`BAND`) of the edge of a token in the float64 cdf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdecode_kernels.cuts import (
+    BLOCK,
+    Cuts,
+    block_of,
+    contiguous_rows,
+    cuts,
+    is_kept,
+    kept_scores,
+    require_rows,
+    steepness,
+    weights,
+)
+from specdecode_kernels.launch import FLOATS, blocks, interpreted, require_device, require_dtype, require_shape
+from specdecode_kernels.picking import NEARLY_ONE, ROW
+from specdecode_kernels.variant import Variant
+from specdecode_ref.batched.records import Rules
+from specdecode_ref.batched.sampling import Best
+from specdecode_ref.errors import InputError, NotApplicableError
+
+__all__ = ["Cuts", "cuts", "kept_scores", "law", "pick", "top_k"]
+
+BAND = 5e-6
+"""How near a coin must be to an edge of the float64 cdf for kernel and reference to differ."""
+
+TILE, TILE_INTERPRETED = 4096, 2**20
+"""Elements of a program: the interpreter pays for programs and operations, not for elements."""
+
+MOST = 64
+"""The largest k of `top_k`."""
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+INDEX_BITS = tl.constexpr(2**31 - 1)
+NOTHING = tl.constexpr(-(2**63))
+
+
+class Stats(NamedTuple):
+    """What is known of each block of each row, [R, blocks].
+
+    top:   float32, the largest logit the rules keep; -inf where they keep none; +inf where the block holds NaN.
+    mass:  float32, the sum of 2^((logit - top) log2(e) / T).
+    first: int32, the first token that has the top.
+    """
+
+    top: Tensor
+    mass: Tensor
+    first: Tensor
+
+
+def law(logits: Tensor, rules: Rules) -> Tensor:
+    """The laws float32 [R, V] of rows of logits [R, V], each under its own rule; a row without a law is NaN.
+
+    Raises InputError for shapes that do not fit, NotApplicableError for a dtype or device that kernels do not take.
+    """
+    logits = require_rows(logits, rules)
+    out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    if len(logits):
+        cut, stats = _prepare(logits, rules)
+        arguments, grid, shape = _launch(logits, rules, cut)
+        _law[grid](*arguments, *stats, out, **shape)
+    return out
+
+
+def pick(logits: Tensor, rules: Rules, coins: Tensor) -> Tensor:
+    """The token int64 [R] that each row's coin draws from its law; -1 where the row has none. coins: float64 [R].
+
+    Raises InputError for shapes that do not fit, NotApplicableError for a dtype or device that kernels do not take.
+    """
+    logits = require_rows(logits, rules)
+    require_shape("coins", coins, len(logits))
+    require_dtype("coins", coins, torch.float64)
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    if len(logits):
+        require_device(_pick, logits, rules.temperature, coins)
+        cut, stats = _prepare(logits, rules)
+        arguments, grid, shape = _launch(logits, rules, cut)
+        _pick[grid[:1]](*arguments, *stats, coins.contiguous(), out, **shape)
+    return out
+
+
+def top_k(logits: Tensor, k: int) -> Best:
+    """The k likeliest tokens of each row [R, V] at temperature 1, and their log probabilities in float32.
+
+    One read of the vocabulary: each block hands on its k best and its share of the log-sum-exp. A row that holds NaN
+    or +inf, or nothing finite, has NaN and -1 throughout; where k is above V, V are returned.
+
+    Raises InputError for a k below 1, NotApplicableError for one above 64, another dtype or device.
+    """
+    require_dtype("logits", logits, *FLOATS)
+    require_shape("logits", logits, -1, -1)
+    logits = contiguous_rows(logits)
+    require_device(_candidates, logits)
+    if k < 1:
+        raise InputError("a k of 1 or more", k, "ask for at least one token")
+    if k > MOST:
+        raise NotApplicableError(f"a k of at most {MOST}", k, "use the PyTorch reference")
+    (rows, size), device = logits.shape, logits.device
+    k = min(k, size)
+    best = Best(
+        torch.empty(rows, k, dtype=torch.float32, device=device),
+        torch.empty(rows, k, dtype=torch.int64, device=device),
+    )
+    block, width = block_of(size), triton.next_power_of_2(k)
+    count = blocks(size, block)
+    top, mass = (torch.empty(rows, count, dtype=torch.float32, device=device) for _ in range(2))
+    found = torch.empty(rows, count, width, dtype=torch.int64, device=device)
+    if rows:
+        _candidates[(rows, count)](
+            logits, logits.stride(0), size, count, k, top, mass, found, K=width, BLOCK=block, num_warps=8
+        )
+        most = triton.next_power_of_2(count)
+        _best[(rows,)](top, mass, found, count, k, *best, K=width, BLOCKS=most, num_warps=8)
+    return best
+
+
+def bytes_moved(function: str, rows: int, vocabulary: int, itemsize: int, k: int = 0, plain: bool = True) -> int:
+    """Bytes read from and written to global memory by "law", "pick" or "top_k", without those of `cuts.bytes_moved`.
+
+    Exact where one program takes one row and no row is greedy, but that the last block of a vocabulary may be short.
+    """
+    block = block_of(vocabulary)
+    count = blocks(vocabulary, block)
+    read = vocabulary * itemsize
+    if function == "top_k":
+        return rows * (read + 2 * count * (4 + 4 + 8 * triton.next_power_of_2(k)) + k * (4 + 8))
+    rule, scratch = 8 if plain else 8 + 4 + 8, count * (4 + 4 + 4)
+    stats = read + count * rule + scratch
+    if function == "pick":
+        return rows * (stats + scratch + rule + min(block, vocabulary) * itemsize + 8 + 8)
+    return rows * (stats + count * (scratch + rule) + read + 4 * vocabulary)
+
+
+def _prepare(logits: Tensor, rules: Rules) -> tuple[Cuts | None, Stats]:
+    """The first launches: where rows are cut, and what their blocks hold."""
+    require_device(_stats, logits, rules.temperature)
+    cut = None if rules.plain else cuts(logits, rules)
+    arguments, grid, shape = _launch(logits, rules, cut)
+    dtypes = (torch.float32, torch.float32, torch.int32)
+    stats = Stats(*(torch.empty(len(logits), grid[1], dtype=dtype, device=logits.device) for dtype in dtypes))
+    _stats[grid](*arguments, *stats, **{name: value for name, value in shape.items() if name != "BLOCKS"})
+    return cut, stats
+
+
+def _launch(logits: Tensor, rules: Rules, cut: Cuts | None) -> tuple[tuple, tuple[int, int], dict[str, int]]:
+    """What the launches over a tile of rows share: their first arguments, the largest grid, their constants."""
+    rows, size = logits.shape
+    block = block_of(size)
+    count = blocks(size, block)
+    requests = requests_of(rows, max(block, count), interpreted(_stats))
+    floors, ties = cut or (logits, logits)  # unread where nothing is cut
+    arguments = (logits, logits.stride(0), rows, size, count, rules.temperature.contiguous(), floors, ties)
+    constants = {"CUT": cut is not None, "REQUESTS": requests, "BLOCK": block}
+    constants |= {"BLOCKS": triton.next_power_of_2(count), "num_warps": 8}
+    return arguments, (blocks(rows, requests), count), constants
+
+
+def requests_of(rows: int, width: int, interpreted: bool) -> int:
+    """How many rows of `width` elements one program takes."""
+    tile = TILE_INTERPRETED if interpreted else TILE
+    return max(1, min(triton.next_power_of_2(rows), tile // triton.next_power_of_2(width)))
+
+
+@triton.jit
+def _read(logits, row_stride, rows, live, index, size, floors, ties, CUT: tl.constexpr):
+    """float32 logits [REQUESTS, BLOCK] of the live rows, -inf where there is none or it is cut; NaN as +inf."""
+    at = logits + rows.to(tl.int64)[:, None] * row_stride + index
+    x = tl.load(at, mask=live[:, None] & (index < size), other=float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), x)
+    if CUT:
+        floor = tl.load(floors + rows, mask=live, other=float("-inf"))[:, None]
+        last = tl.load(ties + rows, mask=live, other=0).to(tl.int32)[:, None]
+        x = tl.where(is_kept(x, index, floor, last), x, float("-inf"))
+    return x
+
+
+@triton.jit
+def _finite(x):
+    return (x > float("-inf")) & (x < float("inf"))
+
+
+@triton.jit
+def _combined(tops, masses, scale):
+    """The largest logit of each row, whether the row has a law, and what each block weighs: float64 [REQUESTS, BLOCKS].
+
+    tops, masses: float32 [REQUESTS, BLOCKS]. Weights are relative to the row's largest logit.
+    """
+    top = tl.max(tops, 1)
+    fine = _finite(top)
+    used = fine[:, None] & (tops > float("-inf"))
+    below = tl.where(used, tops, 0.0).to(tl.float64) - tl.where(fine, top, 0.0).to(tl.float64)[:, None]
+    weight = tl.where(used, masses.to(tl.float64) * tl.exp2(below * scale.to(tl.float64)[:, None]), 0.0)
+    return top, fine, weight
+
+
+@triton.jit
+def _first_above(mass, u):
+    """`picking.first_above` for a tile of requests. mass: float64 [REQUESTS, SIZE], u: float64 [REQUESTS]."""
+    SIZE: tl.constexpr = mass.shape[1]
+    index = tl.arange(0, SIZE)[None, :]
+    target = u * tl.sum(mass, 1)
+    candidate = (tl.cumsum(mass, 1) > target[:, None]) & (mass > 0)
+    found = tl.min(tl.where(candidate, index, SIZE), 1)
+    last = tl.max(tl.where(mass > 0, index, -1), 1)
+    found = tl.where((found == SIZE) & (last >= 0), last, found)
+    here = tl.sum(tl.where(index == found[:, None], mass, 0.0), 1)
+    before = tl.sum(tl.where(index < found[:, None], mass, 0.0), 1)
+    rest = (target - before) / tl.where(here > 0, here, 1.0)
+    return found, tl.minimum(tl.maximum(rest, 0.0), NEARLY_ONE)
+
+
+@triton.jit
+def _pick_in_block(mass, u):
+    """`picking.pick_in_block` for a tile of requests. mass: float32 [REQUESTS, BLOCK], u: float64 [REQUESTS]."""
+    ROWS: tl.constexpr = mass.shape[1] // ROW
+    rows = tl.reshape(mass, (mass.shape[0], ROWS, ROW))
+    row, rest = _first_above(tl.sum(rows.to(tl.float64), 2), u)
+    chosen = tl.sum(tl.where(tl.arange(0, ROWS)[None, :, None] == row[:, None, None], rows, 0.0), 1)
+    column, _ = _first_above(chosen.to(tl.float64), rest)
+    return row * ROW + column
+
+
+@triton.jit
+def _stats(
+    logits,
+    row_stride,
+    count,
+    size,
+    block_count,
+    temperatures,
+    floors,
+    ties,
+    tops,
+    masses,
+    firsts,
+    CUT: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (rows, blocks): `Stats`."""
+    rows = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    live = rows < count
+    block = tl.program_id(1)
+    index = block * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = _read(logits, row_stride, rows, live, index, size, floors, ties, CUT)
+    top, first = tl.max(x, 1, return_indices=True)
+    scale = steepness(tl.load(temperatures + rows, mask=live, other=1.0))
+    mass = tl.sum(weights(x, tl.where(_finite(top), top, 0.0)[:, None], scale[:, None]), 1)
+    at = rows.to(tl.int64) * block_count + block
+    tl.store(tops + at, top, mask=live)
+    tl.store(masses + at, mass, mask=live)
+    tl.store(firsts + at, block * BLOCK + first, mask=live)
+
+
+@triton.jit
+def _load_stats(tops, masses, firsts, rows, live, block_count, size, BLOCKS: tl.constexpr):
+    block = tl.arange(0, BLOCKS)[None, :]
+    at = rows.to(tl.int64)[:, None] * block_count + block
+    here = live[:, None] & (block < block_count)
+    top = tl.load(tops + at, mask=here, other=float("-inf"))
+    mass = tl.load(masses + at, mask=here, other=0.0)
+    return top, mass, tl.load(firsts + at, mask=here, other=size)
+
+
+@triton.jit
+def _pick(
+    logits,
+    row_stride,
+    count,
+    size,
+    block_count,
+    temperatures,
+    floors,
+    ties,
+    tops,
+    masses,
+    firsts,
+    coins,
+    tokens,
+    CUT: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Grid (rows): block, row of 64, token."""
+    rows = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    live = rows < count
+    temperature = tl.load(temperatures + rows, mask=live, other=1.0)
+    scale = steepness(temperature)
+    block_tops, block_masses, first = _load_stats(tops, masses, firsts, rows, live, block_count, size, BLOCKS)
+    top, fine, weight = _combined(block_tops, block_masses, scale)
+    greedy = tl.min(tl.where(block_tops == top[:, None], first, size), 1)
+
+    drawn = fine & (temperature > 0)
+    block, rest = _first_above(weight, tl.load(coins + rows, mask=live, other=0.0))
+    block = tl.where(drawn, block, 0)
+    index = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = _read(logits, row_stride, rows, drawn, index, size, floors, ties, CUT)
+    anchor = tl.max(x, 1)
+    mass = weights(x, tl.where(_finite(anchor), anchor, 0.0)[:, None], scale[:, None])
+    token = block * BLOCK + _pick_in_block(mass, rest)
+    token = tl.where(fine, tl.where(drawn, token, greedy), -1)
+    tl.store(tokens + rows, token.to(tl.int64), mask=live)
+
+
+@triton.jit
+def _law(
+    logits,
+    row_stride,
+    count,
+    size,
+    block_count,
+    temperatures,
+    floors,
+    ties,
+    tops,
+    masses,
+    firsts,
+    laws,
+    CUT: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Grid (rows, blocks): each block's masses over the row's total."""
+    rows = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    live = rows < count
+    temperature = tl.load(temperatures + rows, mask=live, other=1.0)
+    scale = steepness(temperature)
+    block_tops, block_masses, first = _load_stats(tops, masses, firsts, rows, live, block_count, size, BLOCKS)
+    top, fine, weight = _combined(block_tops, block_masses, scale)
+    greedy = tl.min(tl.where(block_tops == top[:, None], first, size), 1)
+    total = tl.sum(weight, 1)
+    share = (1 / tl.where(fine, total, 1.0)).to(tl.float32)
+
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = _read(logits, row_stride, rows, live & fine, index, size, floors, ties, CUT)
+    p = weights(x, tl.where(fine, top, 0.0)[:, None], scale[:, None]) * share[:, None]
+    p = tl.where((temperature > 0)[:, None], p, (index == greedy[:, None]).to(tl.float32))
+    p = tl.where(fine[:, None], p, float("nan"))
+    at = rows.to(tl.int64)[:, None] * size + index
+    tl.store(laws + at, p, mask=live[:, None] & (index < size))
+
+
+@triton.jit
+def _largest(packed, k, K: tl.constexpr):
+    """The k largest of distinct int64, descending; what is not there is NOTHING."""
+    place = tl.arange(0, K)
+    found = tl.full([K], NOTHING, tl.int64)
+    for i in range(k):
+        best = tl.max(packed, 0)
+        found = tl.where(place == i, best, found)
+        packed = tl.where(packed == best, NOTHING, packed)
+    return found
+
+
+@triton.jit
+def _candidates(
+    logits,
+    row_stride,
+    size,
+    block_count,
+    k,
+    tops,
+    masses,
+    found,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (R, blocks): the k best of a block, as logit and token in one int64, and its share of the log-sum-exp.
+
+    The logit's bits, mapped to an integer of the same order, stand above the token's complement: so the first of equals
+    is the largest.
+    """
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_stride + index, mask=index < size, other=float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), tl.where(x == 0, 0.0, x))  # one zero only: -0 and 0 are equal logits
+    top = tl.max(x, 0)
+    mass = tl.sum(weights(x, tl.where(_finite(top), top, 0.0), LOG2_E), 0)
+    bits = x.to(tl.int32, bitcast=True)
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    packed = tl.where(index < size, (key << 32) | (INDEX_BITS - index), NOTHING)
+    at = row * block_count + block
+    tl.store(tops + at, top)
+    tl.store(masses + at, mass)
+    tl.store(found + at * K + tl.arange(0, K), _largest(packed, k, K))
+
+
+@triton.jit
+def _best(
+    tops,
+    masses,
+    found,
+    block_count,
+    k,
+    logs,
+    tokens,
+    K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Grid (R): the k best of all blocks' best, and their logits less the log-sum-exp."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)[None, :]
+    here = block < block_count
+    block_tops = tl.load(tops + row * block_count + block, mask=here, other=float("-inf"))
+    block_masses = tl.load(masses + row * block_count + block, mask=here, other=0.0)
+    top, fine, weight = _combined(block_tops, block_masses, tl.full([1], LOG2_E, tl.float32))
+    top, fine, total = tl.max(top, 0), tl.max(fine.to(tl.int32), 0) > 0, tl.sum(tl.sum(weight, 1), 0)
+
+    slot = tl.arange(0, BLOCKS * K)
+    packed = tl.load(found + row * block_count * K + slot, mask=slot < block_count * K, other=NOTHING)
+    best = _largest(packed, k, K)
+    key = (best >> 32).to(tl.int32)
+    x = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    there = tl.arange(0, K) < k
+    known = there & fine
+    lse = tl.where(fine, top, 0.0).to(tl.float64) + tl.log(tl.where(fine, total, 1.0))
+    log = (tl.where(known, x, 0.0).to(tl.float64) - lse).to(tl.float32)
+    token = INDEX_BITS - (best & 0xFFFFFFFF)
+    at = row * k + tl.arange(0, K)
+    tl.store(logs + at, tl.where(known, log, float("nan")), mask=there)
+    tl.store(tokens + at, tl.where(known, token, -1), mask=there)
+
+
+def variants(full: bool) -> Iterator[Variant]:
+    """The forms to compile ahead of time: one vocabulary under all rules; in full, every dtype and width, plain too."""
+    for name in ("bf16", "fp16", "fp32") if full else ("bf16",):
+        for size in (32000, 49152, 128256, 151936) if full else (128256,):
+            yield from _variants(name, size, full)
+
+
+def _variants(name: str, size: int, full: bool) -> Iterator[Variant]:
+    label, count = f"V={size} {name}", triton.next_power_of_2(blocks(size, BLOCK))
+    for cut in (False, True) if full else (True,):
+        shape = {"CUT": cut, "REQUESTS": 1, "BLOCK": BLOCK}
+        tail = f"{label}{' cut' if cut else ''}"
+        yield _variant(f"stats {tail}", _stats, name, shape)
+        yield _variant(f"pick {tail}", _pick, name, shape | {"BLOCKS": count})
+        yield _variant(f"law {tail}", _law, name, shape | {"BLOCKS": count})
+    for k in (1, 8, 64) if full else (8,):
+        yield _variant(f"candidates k={k} {label}", _candidates, name, {"K": k, "BLOCK": BLOCK})
+        yield _variant(f"best k={k} {label}", _best, name, {"K": k, "BLOCKS": count}, wide=False)
+
+
+def _variant(label: str, kernel: Any, dtype: str, constants: dict[str, int], wide: bool = True) -> Variant:
+    types = {"logits": f"*{dtype}", "row_stride": "i64", "temperatures": "*fp64", "coins": "*fp64"}
+    types |= dict.fromkeys(("floors", "tops", "masses", "laws", "logs"), "*fp32")
+    types |= dict.fromkeys(("ties", "tokens", "found"), "*i64") | {"firsts": "*i32"}
+    types |= dict.fromkeys(("count", "size", "block_count", "k"), "i32")
+    taken = {argument: types[argument] for argument in kernel.arg_names if argument in types}
+    return Variant(label, kernel, taken, constants, warps=8, wide=wide)

@@ -1,0 +1,458 @@
+"""The verification kernels: decision for decision what the reference decides, on the same coins.
+
+Two numbers say how far they may differ. A probability is right to BAND of itself (float32 exponents, see `row_stats`),
+so a test may go the other way only for a coin as close to its edge as that; a pick may differ only where the emit coin
+lies within EDGE of a boundary of the reference's cdf, before it is normalised. Differences are counted against both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from specdecode_kernels import row_stats, verify, verify_block, verify_chain, verify_tree
+from torch import Tensor
+
+from specdecode_ref.batched import verify as reference
+from specdecode_ref.batched.records import (
+    DETERMINISTIC,
+    FINE,
+    NOT_A_LAW,
+    NOT_DRAWN,
+    WITH,
+    WITHOUT,
+    Drafts,
+    Rules,
+    Verdicts,
+)
+from specdecode_ref.errors import InputError, NotApplicableError, SpecDecodeError
+from specdecode_ref.fidelity import cube, edges, laws, setups
+from specdecode_ref.sampling import SamplingRule
+from specdecode_ref.verify import VERIFIERS
+
+BAND = 1e-5
+EDGE = 5e-6
+ALMOST_ONE = 1 - 2.0**-53
+NAMES = ("chain", "block", "tree")
+GREEDY, PLAIN = SamplingRule(temperature=0), SamplingRule()
+COOL, HOT = SamplingRule(temperature=0.6), SamplingRule(temperature=1.7)
+MIXED = (PLAIN, COOL, GREEDY, HOT)
+CUT = (
+    SamplingRule(top_k=5),
+    SamplingRule(top_p=0.8, temperature=0.7),
+    GREEDY,
+    SamplingRule(min_p=0.1),
+    SamplingRule(temperature=1.5, top_k=20, top_p=0.9, min_p=0.01),
+)
+
+Round = tuple[Tensor, Drafts, Rules, Tensor, Tensor]
+"""logits, drafts, rules, accept coins, emit coins."""
+
+
+def a_round(
+    name: str,
+    seed: int,
+    *,
+    batch: int = 5,
+    nodes: int = 4,
+    vocab: int = 63,
+    draft_vocab: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    draws: Sequence[int] = (WITH,),
+    rules: Sequence[SamplingRule] = MIXED,
+    lse: bool = False,
+    ragged: float = 0.1,
+    coins: Sequence[float] = (),
+    gap: float = 1.0,
+) -> Round:
+    """Drafts as a drafter would draw them: a chain's, or trees of every kind with some nodes missing."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    logits = (2 * torch.randn(batch, nodes, vocab, generator=generator)).to(dtype)
+    width = draft_vocab or vocab
+    near = torch.zeros(batch, nodes, width)
+    near[..., : min(width, vocab)] = logits[..., : min(width, vocab)]
+    draft = (near + gap * torch.randn(batch, nodes, width, generator=generator)).to(dtype)
+    row_rules = Rules.of([rules[b % len(rules)] for b in range(batch)])
+    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
+    parents = torch.arange(-1, nodes - 1).repeat(batch, 1)
+    kinds = torch.zeros(batch, nodes, dtype=torch.int64)
+    for b in range(batch):
+        pool = rng.sample(list(draws), 1) if rng.random() < 0.6 else list(draws)
+        for node in range(1, nodes):
+            if name == "tree":
+                parents[b, node] = rng.choice([0, max(0, node - 2), rng.randrange(node)])
+            kinds[b, node] = rng.choice(pool)
+            q = torch.softmax(draft[b, parents[b, node]].double() / (row_rules.row(b).temperature or 0.1), -1)
+            if kinds[b, node] == WITHOUT:
+                for elder in range(1, node):
+                    if parents[b, elder] == parents[b, node] and kinds[b, elder] == WITHOUT:
+                        q[tokens[b, elder]] = 0
+            tokens[b, node] = q.multinomial(1, generator=generator) if q.sum() > 0 else 0
+            if rng.random() < ragged:
+                tokens[b, node] = -1
+            elif name == "tree" and rng.random() < ragged:
+                parents[b, node] = rng.choice([-1, node, node + 1])
+    accept, emit = (torch.rand(batch, nodes, dtype=torch.float64, generator=generator) for _ in range(2))
+    if coins:
+        chosen = [[[rng.choice(coins) for _ in range(nodes)] for _ in range(batch)] for _ in range(2)]
+        accept, emit = torch.tensor(chosen, dtype=torch.float64)
+    known = None
+    if lse:
+        assert row_rules.plain
+        known = (draft.double() / row_rules.temperature.clamp(min=1e-3)[:, None, None]).logsumexp(-1).float()
+    given = draft if set(draws) != {DETERMINISTIC} else None
+    return logits, Drafts(tokens, parents, kinds, given, known), row_rules, accept, emit
+
+
+def run(name: str, arguments: Round) -> tuple[Verdicts, Verdicts]:
+    """What the kernel and the reference say."""
+    before = [x.clone() for x in (arguments[0], arguments[3], arguments[4])]
+    out = getattr(verify, f"verify_{name}")(*arguments)
+    owed = getattr(reference, f"verify_{name}")(*arguments)
+    for x, y in zip((arguments[0], arguments[3], arguments[4]), before, strict=True):
+        assert torch.equal(x.nan_to_num(), y.nan_to_num()), "an input was written to"
+    return out, owed
+
+
+def agree(name: str, arguments: Round) -> int:
+    """Asserts that kernel and reference decide alike; returns how many requests differ within the bands."""
+    out, owed = run(name, arguments)
+    excused = 0
+    for field in fields(Verdicts):
+        x, y = getattr(out, field.name), getattr(owed, field.name)
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), field.name
+    for b in range(len(owed.token)):
+        if near_an_edge(owed, b, arguments[3][b]):
+            excused += 1
+            continue
+        for column in ("path", "length", "kind", "status"):
+            assert torch.equal(getattr(out, column)[b], getattr(owed, column)[b]), (column, b)
+        for column in ("p_eff", "q_eff"):
+            x, y = getattr(out, column)[b], getattr(owed, column)[b]
+            torch.testing.assert_close(x, y, rtol=5 * BAND, atol=BAND, equal_nan=True)
+        if out.token[b] != owed.token[b]:
+            assert picks_alike(name, arguments, b, int(out.token[b])), (b, out.token[b], owed.token[b])
+            excused += 1
+    return excused
+
+
+def near_an_edge(owed: Verdicts, b: int, coins: Tensor) -> bool:
+    """True where a coin of request b is within the band of the edge it was tested against."""
+    p, q = owed.p_eff[b], owed.q_eff[b]
+    return bool((((coins * q - p).abs() <= BAND * p) & (p > 0) & (p < 1)).any())  # 0 and 1 are exact
+
+
+def picks_alike(name: str, arguments: Round, b: int, token: int) -> bool:
+    """True where a coin so close to the one of request b would have picked `token`."""
+    logits, drafts, rules, accept, emit = (column_of(x, b) for x in arguments)
+    for shift in (-EDGE, EDGE):
+        coins = (emit + shift).clamp(0, ALMOST_ONE)
+        near = getattr(reference, f"verify_{name}")(logits, drafts, rules, accept, coins)
+        if int(near.token[0]) == token:
+            return True
+    return False
+
+
+def column_of(part: Any, b: int) -> Any:
+    """Request b of a part of a round."""
+    if isinstance(part, Tensor):
+        return part[b : b + 1]
+    if isinstance(part, Rules):
+        return Rules.of([part.row(b)])
+    return replace(part, **{f.name: v[b : b + 1] for f in fields(part) if (v := getattr(part, f.name)) is not None})
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "three blocks, the last of one token": {"vocab": 513, "nodes": 3, "batch": 3},
+    "seven tokens, bf16, lse": {"vocab": 257, "nodes": 8, "dtype": torch.bfloat16, "lse": True, "batch": 2},
+    "a larger draft, fp16": {"vocab": 255, "draft_vocab": 300, "dtype": torch.float16, "batch": 3, "nodes": 3},
+    "a smaller draft, bf16": {"vocab": 256, "draft_vocab": 127, "dtype": torch.bfloat16, "ragged": 0.3, "batch": 4},
+    "deterministic": {"vocab": 127, "draws": (DETERMINISTIC,), "nodes": 3},
+    "a root alone": {"vocab": 63, "nodes": 1, "batch": 3},
+    "all draws, five tokens": {"vocab": 5, "nodes": 6, "draws": (WITH, WITHOUT, DETERMINISTIC), "batch": 5},
+    "the smallest and the largest coin": {
+        "vocab": 5,
+        "nodes": 5,
+        "coins": (0.0, ALMOST_ONE),
+        "draws": (WITH, WITHOUT),
+        "batch": 4,
+    },
+    "one token": {"vocab": 1, "nodes": 2, "batch": 3},
+    "all rules": {"vocab": 63, "nodes": 2, "rules": CUT, "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_decides_as_the_reference(name: str, case: str) -> None:
+    # The bands hold about 1e-5 of the coins, a few for each request: one excuse is luck, two are a bug.
+    assert agree(name, a_round(name, 7, **CASES[case])) <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch(name: str) -> None:
+    empty = Rules(*(torch.empty(0, dtype=d) for d in (torch.float64, torch.int64, torch.float64, torch.float64)))
+    tokens, coins = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, 3, dtype=torch.float64)
+    out = getattr(verify, f"verify_{name}")(torch.empty(0, 3, 7), Drafts.chains(tokens), empty, coins, coins)
+    assert out.path.shape == (0, 3) and out.token.shape == (0,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_leaves_nothing_behind_and_reads_by_strides(name: str) -> None:
+    logits, drafts, rules, accept, emit = a_round(name, 3, vocab=300, nodes=3, batch=2)
+    assert drafts.logits is not None
+
+    def spaced(x: Tensor) -> Tensor:
+        """The same numbers with NaN between the rows, or between the numbers themselves."""
+        wide = torch.full((x.shape[0], x.shape[1] + 1, *(n + 3 for n in x.shape[2:])), float("nan"), dtype=x.dtype)
+        out = wide[:, : x.shape[1]] if x.dim() == 2 else wide[:, : x.shape[1], : x.shape[2]]
+        return out.copy_(x)
+
+    flipped = accept.t().contiguous().t()
+    strided = replace(
+        drafts,
+        logits=drafts.logits.transpose(1, 2).contiguous().transpose(1, 2),
+        parents=drafts.parents.t().contiguous().t(),
+    )
+    first = getattr(verify, f"verify_{name}")(logits, drafts, rules, accept, emit)
+    again = getattr(verify, f"verify_{name}")(spaced(logits), strided, rules, flipped, spaced(emit))
+    for field in fields(Verdicts):
+        torch.testing.assert_close(
+            getattr(first, field.name), getattr(again, field.name), rtol=0, atol=0, equal_nan=True
+        )
+
+
+def chain_of(p: Tensor, q: Tensor | None, token: int, draw: int = WITH, after: Tensor | None = None) -> Round:
+    """One drafted token: p [V], q [V], both as laws."""
+    vocab = len(p)
+    after = torch.full((vocab,), 1 / vocab) if after is None else after
+    logits = torch.stack([p, after]).log()[None]
+    draft = None if q is None else torch.stack([q, torch.full_like(q, float("nan"))]).log()[None].float()
+    drafts = Drafts(
+        torch.tensor([[0, token]]), torch.tensor([[-1, 0]]), torch.tensor([[0, draw]]), draft
+    )  # fmt: skip
+    coins = torch.full((1, 2), 0.5, dtype=torch.float64)
+    return logits.float(), drafts, Rules.of([PLAIN]), coins, coins
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_law_never_becomes_a_token(name: str) -> None:
+    """Four chains: broken where it is needed, where it is not, in the draft, and in a draft behind a placeholder."""
+    logits, drafts, rules, accept, emit = a_round(name, 11, batch=4, nodes=3, vocab=5, ragged=0, rules=(PLAIN,))
+    parents = torch.arange(-1, 2).repeat(4, 1)
+    tokens = drafts.tokens.clone()
+    assert drafts.logits is not None
+    draft = drafts.logits.clone()
+    logits[0, 0, 3] = float("nan")
+    accept[1] = ALMOST_ONE  # rejected at once: the rows behind are not looked at, but by block verification
+    logits[1, 0] = torch.tensor([0.0, 9.0, 0.0, 0.0, 0.0])
+    tokens[1, 1] = 0
+    draft[1, 0] = torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0])
+    logits[1, 1] = float("inf")
+    draft[2, 1] = -float("inf")
+    tokens[3, 2] = -1
+    draft[3, 1] = float("nan")
+    arguments = (logits, Drafts(tokens, parents, drafts.draws, draft), rules, accept, emit)
+    assert agree(name, arguments) == 0
+    out = run(name, arguments)[0]
+    assert out.status.tolist() == [NOT_A_LAW, NOT_A_LAW if name == "block" else FINE, NOT_A_LAW, FINE]
+    assert out.token[0] == out.token[2] == -1 and out.p_eff[0].isnan().all()
+    assert out.path[0].tolist() == [0, -1, -1]
+    with pytest.raises(SpecDecodeError):
+        out.require_fine()
+
+
+def test_siblings_that_cannot_have_been_drawn() -> None:
+    """The same token twice without replacement, and one that q does not have; with replacement both are legal."""
+    p = torch.full((3,), 1 / 3)
+    logits = p.log().expand(3, 3, 3).contiguous()
+    draft = torch.tensor([0.5, 0.5, 0.0]).log().expand(3, 3, 3).contiguous()
+    tokens = torch.tensor([[0, 1, 1], [0, 0, 2], [0, 1, 1]])
+    parents = torch.tensor([[-1, 0, 0]]).expand(3, 3)
+    draws = torch.tensor([[0, WITHOUT, WITHOUT]] * 2 + [[0, WITH, WITH]])
+    coins = torch.full((3, 3), ALMOST_ONE, dtype=torch.float64)
+    arguments = (logits, Drafts(tokens, parents, draws, draft), Rules.of([PLAIN] * 3), coins, coins / 2)
+    assert agree("tree", arguments) == 0
+    assert run("tree", arguments)[0].status.tolist() == [NOT_DRAWN, NOT_DRAWN, FINE]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_without_its_laws_is_refused(name: str) -> None:
+    """The reference asserts; a kernel can only say so in its status."""
+    logits, drafts, rules, accept, emit = chain_of(torch.full((3,), 1 / 3), None, 1, WITH)
+    out = getattr(verify, f"verify_{name}")(logits, drafts, rules, accept, emit)
+    assert (out.status.tolist(), out.token.tolist()) == ([NOT_A_LAW], [-1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_refuses_what_it_cannot_read(name: str) -> None:
+    logits, drafts, rules, accept, emit = a_round(name, 1, batch=2, nodes=2, vocab=5)
+    kernel = getattr(verify, f"verify_{name}")
+    with pytest.raises(NotApplicableError, match="logits of dtype"):
+        kernel(logits.double(), drafts, rules, accept, emit)
+    with pytest.raises(NotApplicableError, match="accept_coins of dtype"):
+        kernel(logits, drafts, rules, accept.float(), emit)
+    with pytest.raises(InputError, match="emit_coins of shape"):
+        kernel(logits, drafts, rules, accept, emit[:, :1])
+    with pytest.raises(InputError, match="at least one token"):
+        kernel(logits[..., :0], drafts, rules, accept, emit)
+    with pytest.raises(InputError, match="rules of shape"):
+        kernel(logits, drafts, Rules.of([PLAIN]), accept, emit)
+    long = torch.zeros(2, 2000, dtype=torch.int64)
+    with pytest.raises(NotApplicableError, match="nodes, the root included"):
+        kernel(logits, replace(drafts, tokens=long), rules, accept, emit)
+    wide, coins = torch.empty(2, 17, 200_000, dtype=torch.bfloat16), accept[:, :1].expand(2, 17)
+    if name != "tree":
+        with pytest.raises(NotApplicableError, match="1 to 16 nodes"):
+            kernel(wide, Drafts.chains(torch.zeros(2, 17, dtype=torch.int64)), rules, coins, coins)
+    with pytest.raises(NotApplicableError, match="vocabulary of at most"):
+        row_stats.tile(10**6)
+
+
+def test_rows_beyond_two_to_the_31() -> None:
+    """Nothing but the rows themselves is touched, so that the four gigabytes are never there."""
+    logits, drafts, rules, accept, emit = a_round(
+        "chain", 5, batch=1, nodes=3, vocab=63, dtype=torch.bfloat16, ragged=0
+    )
+    stride = 2**30 + 16
+    try:
+        far = torch.empty(2 * stride + 64, dtype=torch.bfloat16)
+    except RuntimeError:
+        pytest.skip("no address space of four gigabytes")
+    far = far.as_strided((1, 3, 63), (3 * stride, stride, 1)).copy_(logits)
+    accept[:] = 0.0
+    near = verify.verify_chain(logits, drafts, rules, accept, emit)
+    out = verify.verify_chain(far, drafts, rules, accept, emit)
+    assert (out.length.tolist(), out.token.tolist()) == ([3], near.token.tolist())
+
+
+def cells(name: str, draws: setups.Draws, vocab: int) -> tuple[list[tuple[float, Any, Any]], Any]:
+    """All (mass, coins, draft) of one round: every draft, every box of coins in which the reference decides alike.
+
+    A coin is the middle of its cell; the edges come from theory (`fidelity.edges`) and are probed by `fidelity.cube`.
+    """
+    p, q = setups.pair(0, vocab)
+    verifier, out = VERIFIERS[name], []
+    for weight, draft in laws.drafts(q, draws, root=1):
+        rows = {node: p(draft.history(node)) for node in range(len(draft))}
+        theory = edges.theory(name)(draft, {node: row.tolist() for node, row in rows.items()})
+
+        def program(read: cube.Reader, draft: Any = draft, rows: Any = rows) -> cube.Result:
+            coins: dict[Any, float] = {}
+
+            def noted(kind: str, index: int) -> float:
+                return coins.setdefault((kind, index), read((kind, index)))
+
+            accept = cube.Lazy(len(draft), partial(noted, "accept"))
+            emit = cube.Lazy(draft.depth + 1, partial(noted, "emit"))
+            verdict = verifier(draft, rows, accept, emit)
+            return cube.Result((verdict.path, verdict.token), (verdict, coins))
+
+        def breakpoints(key: Any, detail: Any, theory: Any = theory) -> list[float]:
+            return cube.steps(theory, *key, detail[0])
+
+        for box in cube.explore(program, breakpoints):
+            out.append((weight * box.volume, (draft, rows, box.result.detail[1]), box.result.outcome))
+    return out, p
+
+
+LAWS: dict[str, tuple[str, setups.Draws, int]] = {
+    "chain": ("chain", setups.CHAIN, 3),
+    "block": ("block", setups.CHAIN, 2),
+    "siblings": ("tree", setups.SIBLINGS, 2),
+    "distinct siblings": ("tree", setups.DISTINCT, 3),
+}
+
+
+def law_of(name: str, draws: setups.Draws, vocab: int) -> float:
+    """Total variation of what a kernel emits, exactly, from the target's law."""
+    boxes, p = cells(name, draws, vocab)
+    nodes = len(boxes[0][1][0])
+    batch = len(boxes)
+    logits, draft = torch.zeros(batch, nodes, vocab), torch.zeros(batch, nodes, vocab)
+    tokens, parents = torch.zeros(batch, nodes, dtype=torch.int64), torch.zeros(batch, nodes, dtype=torch.int64)
+    kinds = torch.zeros(batch, nodes, dtype=torch.int64)
+    coins = torch.zeros(2, batch, nodes, dtype=torch.float64)
+    for b, (_, (tree, rows, read), _) in enumerate(boxes):
+        tokens[b], parents[b] = torch.tensor(tree.tokens), torch.tensor(tree.parents)
+        for node in range(nodes):
+            logits[b, node] = rows[node].log()
+            if tree.q[node] is not None:
+                draft[b, node] = tree.q[node].log()
+            kinds[b, node] = WITHOUT if tree.draws[node] == "without_replacement" else WITH
+        for (kind, index), u in read.items():
+            coins[int(kind == "emit"), b, index] = u
+    drafts = Drafts(tokens, parents, kinds, draft)
+    out = getattr(verify, f"verify_{name}")(logits, drafts, Rules.of([PLAIN] * batch), coins[0], coins[1])
+    out.require_fine()
+    law: dict[tuple[int, ...], float] = {}
+    for (mass, (tree, _, _), _), path, token in zip(boxes, out.path.tolist(), out.token.tolist(), strict=True):
+        emitted = (*(tree.tokens[node] for node in path[1:] if node > 0), token)
+        laws.add_completed(law, p, tree.depth + 1, mass, emitted)
+    return laws.tv(law, laws.sequences(p, len(draws) + 1))
+
+
+@pytest.mark.parametrize("which", LAWS)
+def test_the_exact_law(which: str) -> None:
+    """Every draft and every cell of its coins, weighted: the law of what comes out is the target's."""
+    assert law_of(*LAWS[which]) < EDGE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["chain", "block"])
+def test_the_exact_law_of_five_tokens(name: str) -> None:
+    assert law_of(name, setups.CHAIN, 5) < EDGE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_edges_are_where_they_should_be(name: str) -> None:
+    """Coins just beside each edge: the accept edge of a drawn token to BAND, the picks of p and residual to EDGE."""
+    p = torch.tensor([0.1, 0.35, 0.05, 0.3, 0.2], dtype=torch.float64)
+    q = torch.tensor([0.3, 0.15, 0.25, 0.1, 0.2], dtype=torch.float64)
+    ratio = float(p[0] / q[0])
+    residual = (p - q).clamp(min=0)
+    rounds = []
+    for sign in (-1, 1):
+        rounds.append((ratio * (1 + sign * BAND), 0.5))
+        for law, accept in ((p, 0.0), (residual / residual.sum(), ALMOST_ONE)):
+            edge = law.cumsum(0)[:-1]
+            rounds += [(accept, float(u) + sign * 2 * EDGE) for u in edge if 0 < u < 1 - 1e-9]
+    one = chain_of(p, q, 0, after=p)
+    many = [torch.cat([x] * len(rounds)) for x in (one[0], one[1].tokens, one[1].parents, one[1].draws, one[1].logits)]
+    coins = torch.tensor(rounds, dtype=torch.float64)
+    accept = torch.stack([coins[:, 0]] * 2, 1)
+    emit = torch.stack([coins[:, 1]] * 2, 1)
+    arguments = (many[0], Drafts(*many[1:]), Rules.of([PLAIN] * len(rounds)), accept, emit)
+    out, owed = run(name, arguments)
+    assert torch.equal(out.length, owed.length) and torch.equal(out.token, owed.token)
+    assert len(set(zip(out.length.tolist(), out.token.tolist(), strict=True))) >= 7
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_what_the_formula_says(name: str, lse: bool, traffic: Any) -> None:
+    """Of logits, where nearly all bytes are; single logits of drafted tokens, read once a program, come on top."""
+    batch, nodes, vocab = 2, 2, 512
+    round = a_round(name, 2, batch=batch, nodes=nodes, vocab=vocab, rules=(PLAIN,), ragged=0, lse=lse)
+    logits, drafts, *rest = round
+    rest[1][:, 1] = ALMOST_ONE  # both are rejected
+    logits[:, 0, :] = -logits[:, 0, :]
+    assert drafts.logits is not None
+    with traffic(logits=logits, draft=drafts.logits) as moved:
+        out = getattr(verify, f"verify_{name}")(logits, drafts, *rest)
+    assert out.length.tolist() == [1, 1]
+    kernels = {"chain": verify_chain, "block": verify_block, "tree": verify_tree}
+    more: dict[str, Any] = {
+        "chain": {"drawn": True, "residuals": batch},
+        "block": {"drawn": True},
+        "tree": {"inner": batch, "rejected": batch, "residuals": batch},
+    }
+    owed = kernels[name].bytes_moved(batch, nodes, vocab, 4, lse=lse, **more[name])
+    seen = moved.loaded["logits"] + moved.loaded["draft"]
+    assert 0.95 * owed < seen < owed
