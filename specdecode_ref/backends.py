@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, Protocol
 
 from specdecode_ref.coins import Coins
@@ -72,29 +72,37 @@ class Backend(Protocol):
 
 def known(name: str) -> str:
     """`name`, where it is one of a backend. Raises UnknownNameError for another."""
-    names = (AUTO, TORCH, *(entry.name for entry in entry_points(group=GROUP)))
+    names = dict.fromkeys((AUTO, TORCH, *(entry.name for entry in entry_points(group=GROUP))))
     if name not in names:
         raise UnknownNameError(f"a backend out of {', '.join(names)}", repr(name), "choose one, or install its package")
     return name
+
+
+def loaded(name: str) -> Backend | None:
+    """The backend of that name, ready to be asked; None for "torch" and "auto".
+
+    Raises UnknownNameError for a name that is not registered, InputError where the import fails.
+    """
+    if known(name) in (TORCH, AUTO):
+        return None
+    entry = next(iter(entry_points(group=GROUP, name=name)))
+    try:
+        return _load(entry)
+    except ImportError as error:
+        do = f"install it (pip install 'specdecode-ref[kernels]'), or use the backend {TORCH}"
+        raise InputError(f"what the backend '{name}' needs", str(error), do) from error
 
 
 def resolve(name: str, job: Job) -> Backend | None:
     """The backend of that name; None for the loop of `decode`.
 
     "auto" is the first one registered that can do the job where the model is on a CUDA device, and "torch" elsewhere.
-    Raises UnknownNameError for a name that is not registered, NotApplicableError where it cannot do the job.
+    Raises as `loaded` does, and NotApplicableError where the backend cannot do the job.
     """
-    if known(name) == TORCH or (name == AUTO and job.model.device.type != "cuda"):
-        return None
-    if name == AUTO:
+    if name == AUTO and job.model.device.type == "cuda":
         return next((found for found in _loadable() if not found.objection(job)), None)
-    (entry,) = entry_points(group=GROUP, name=name)
-    try:
-        backend: Backend = entry.load()
-    except ImportError as error:
-        do = f"install it (pip install 'specdecode-ref[kernels]'), or use the backend {TORCH}"
-        raise InputError(f"what the backend '{name}' needs", str(error), do) from None
-    if objection := backend.objection(job):
+    backend = loaded(name)
+    if backend and (objection := backend.objection(job)):
         raise NotApplicableError(f"a job for the backend '{name}'", objection, f"use the backend {TORCH}")
     return backend
 
@@ -103,8 +111,19 @@ def _loadable() -> Iterator[Backend]:
     """The registered backends; a warning for each that cannot be loaded."""
     for entry in entry_points(group=GROUP):
         try:
-            backend: Backend = entry.load()
+            backend = _load(entry)
         except ImportError as error:
             warnings.warn(f"the backend '{entry.name}' cannot be loaded ({error}); decoding in PyTorch", stacklevel=5)
         else:
             yield backend
+
+
+def _load(entry: EntryPoint) -> Backend:
+    """What an entry point names. Raises ImportError, whatever else its import may raise: it is another package's."""
+    try:
+        backend: Backend = entry.load()
+    except ImportError:
+        raise
+    except Exception as error:
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    return backend

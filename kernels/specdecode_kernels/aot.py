@@ -16,7 +16,7 @@ grown. It holds for one version of Triton; another's code is judged by the rest 
 
 When a kernel is launched, Triton looks which pointers and integers are multiples of 16, and the width of the loads
 depends on it. Here pointers are taken to be, as torch allocates them, and of the integers those whose type says so
-("i32:16", as in `triton.tools.compile`), or all of them in a variant that marks none: vocabularies and strides are.
+(`Variant.types`), such as vocabularies and strides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -100,7 +100,8 @@ def compiled(variant: Variant, arch: int) -> Row:
         )
     constants = {name: value for name, value in variant.constants.items() if name in kernel.arg_names}
     signature = {name: types[name].removesuffix(":16") if name in types else "constexpr" for name in kernel.arg_names}
-    hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in _aligned(types)}
+    aligned = [name for name, type_ in types.items() if type_.startswith("*") or type_.endswith(":16")]
+    hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, constants, hints)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}
     try:
@@ -108,13 +109,6 @@ def compiled(variant: Variant, arch: int) -> Row:
     except Exception as error:  # the compiler's own, of many kinds: the reader wants to know which kernel it was
         raise SpecDecodeError(f"{variant.name} to compile for sm_{arch}", error, "mend the kernel") from error
     return _row(variant.name, arch, out)
-
-
-def _aligned(types: Mapping[str, str]) -> list[str]:
-    """The arguments that are multiples of 16; see the top of this file."""
-    marked = any(type_.endswith(":16") for type_ in types.values())
-    integer = re.compile(r"[iu](32|64):16" if marked else r"[iu](32|64)")
-    return [name for name, type_ in types.items() if type_.startswith("*") or integer.fullmatch(type_)]
 
 
 def _row(name: str, arch: int, out: Any) -> Row:

@@ -57,11 +57,9 @@ def commit(planes: Sequence[Tensor], lengths: Tensor, path: Tensor, count: Tenso
     batch, heads, slots, dim = first.shape
     if path.stride(1) != 1:
         path = path.contiguous()
-    size = first.element_size()
-    constants = _constants(path.shape[1], heads, dim, size, _aligned(planes))
-    grid = (len(planes), blocks(heads, constants["HEADS"]), batch)
     if first.numel() and path.numel():
-        _commit[grid](
+        constants = _constants(heads, dim, first.element_size(), _aligned(planes))
+        _commit[(len(planes), blocks(heads, constants["HEADS"]), batch)](
             _table(planes),
             lengths,
             path,
@@ -86,7 +84,7 @@ def bytes_moved(planes: int, heads: int, dim: int, size: int, moved: int, counts
     moved:  nodes that change place, over all rows.
     counts: how many nodes of each row's path count; size: bytes of an element.
     """
-    programs = planes * blocks(heads, _constants(max(counts, default=0), heads, dim, size, True)["HEADS"])
+    programs = planes * blocks(heads, _constants(heads, dim, size, True)["HEADS"])
     return 2 * moved * planes * heads * dim * size + programs * sum(24 + 8 * count for count in counts)
 
 
@@ -138,7 +136,7 @@ def _table(planes: Sequence[Tensor]) -> Tensor:
     return _tables[key]
 
 
-def _constants(nodes: int, heads: int, dim: int, size: int, aligned: bool) -> dict[str, int]:
+def _constants(heads: int, dim: int, size: int, aligned: bool) -> dict[str, int]:
     wide = triton.next_power_of_2(dim)
     rows = max(1, TILE // (wide * size * SLOTS))
     heads = min(triton.next_power_of_2(heads), rows)
@@ -177,7 +175,7 @@ def _commit(
     """Grid (planes, blocks of heads, rows)."""
     row = tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + row * length_stride)
-    kept = tl.minimum(tl.load(count + row * count_stride), nodes).to(tl.int32)
+    kept = tl.minimum(tl.maximum(tl.load(count + row * count_stride), 0), nodes).to(tl.int32)
     plane = tl.load(table + tl.program_id(0)).to(tl.pointer_type(tl.int16 if SIZE == 2 else tl.int32))
     if UNIT * SIZE == 16:
         plane = tl.multiple_of(plane, 16)
@@ -189,8 +187,8 @@ def _commit(
     for start in range(0, kept, SLOTS):
         index = start + tl.arange(0, SLOTS)
         node = tl.load(path + row * path_stride + index, mask=index < kept, other=-1)
-        # A path that is none (not ascending, or beyond the last slot) moves nothing rather than anything.
-        moves = ((node > index) & (length + node < slots))[None, :, None] & inside
+        # A node that would come from or go to somewhere outside the plane stays where it is. Nor may a sum overflow.
+        moves = ((length >= 0) & (node > index) & (node < slots - length))[None, :, None] & inside
         source, target = (length + node)[None, :, None], (length + index)[None, :, None]
         tile = tl.load(base + source * slot_step * UNIT, mask=moves)
         tl.debug_barrier()
@@ -200,11 +198,11 @@ def _commit(
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: 8 heads of 128 in bf16; where full, float32, 64 wide and odd."""
     types = {"table": "*i64"} | dict.fromkeys(("lengths", "path", "count"), "*i64")
-    types |= dict.fromkeys(("nodes", "heads", "path_stride", "length_stride", "count_stride"), "i32")
-    types |= dict.fromkeys(("row_step", "head_step", "slot_step"), "i32") | {"slots": "i32:16"}
+    types |= dict.fromkeys(("nodes", "heads", "slots", "row_step", "head_step", "slot_step"), "i32")
+    types |= dict.fromkeys(("path_stride", "length_stride", "count_stride"), "i32")
     shapes = [(8, 128, 2, True)]
     if full:
         shapes += [(8, 128, 4, True), (3, 64, 2, True), (2, 80, 2, True), (2, 5, 2, False)]
     for heads, dim, size, aligned in shapes:
         name = f"commit H={heads} D={dim} of {size} bytes{'' if aligned else ', unaligned'}"
-        yield Variant(name, _commit, types, _constants(8, heads, dim, size, aligned), registers=128, wide=aligned)
+        yield Variant(name, _commit, types, _constants(heads, dim, size, aligned), registers=128, wide=aligned)

@@ -159,8 +159,7 @@ def _draw(
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: nodes of a wide batch, and where full, emissions and one request."""
     types = dict.fromkeys(("sequences", "base"), "*i64") | {"out": "*fp64"}
-    types |= dict.fromkeys(("seed_low", "seed_high", "count", "sequence_stride", "base_stride"), "i32")
-    types["batch"] = "i32:16"
+    types |= dict.fromkeys(("seed_low", "seed_high", "batch", "count", "sequence_stride", "base_stride"), "i32")
     shapes = [(ACCEPT, 8)] if not full else [(ACCEPT, 8), (EMIT, 8), (DRAFT, 64), (ACCEPT, 256)]
     for stream, columns in shapes:
         name = f"coins {('draft', 'accept', 'emits')[stream]} columns={columns}"

@@ -130,7 +130,7 @@ def steepness(temperature):
 
 @triton.jit
 def is_kept(x, index, floor, ties):
-    """Where a logit is above the cut. False at NaN and -inf."""
+    """Where a logit is above the cut. False at NaN; at -inf of no meaning, as -inf has no mass either way."""
     return (x > floor) | ((x == floor) & (index < ties))
 
 
@@ -270,6 +270,7 @@ def _cuts(
         for start in range(0, size, BLOCK):
             lanes = tl.maximum(lanes, read(logits, start + tl.arange(0, BLOCK), size))
         top = tl.max(lanes, 0)
+        top = tl.where(top == 0, 0.0, top)  # +0: from a floor of -0 the next float is +0, which is equal to it
         if (top > float("-inf")) & (top < float("inf")):
             least = _min_p_floor(min_p, temperature, top)
             if by_k:
@@ -293,7 +294,7 @@ def _cuts(
 
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: one a dtype, and both orders for the first."""
-    types = {"row_stride": "i64", "floors": "*fp32", "ties": "*i64", "size": "i32", "top_ks": "*i64"}
+    types = {"row_stride": "i64:16", "floors": "*fp32", "ties": "*i64", "size": "i32:16", "top_ks": "*i64"}
     types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), "*fp64")
     names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     for dtype, name in names.items() if full else [(torch.bfloat16, "bf16")]:

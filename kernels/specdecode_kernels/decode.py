@@ -14,10 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from specdecode_kernels import coins, drafting, picking, static_model, tree, verify
-from specdecode_kernels.launch import interpreted
+from specdecode_kernels.launch import blocks, interpreted
+from specdecode_kernels.round import MOST_IN_A_CHAIN, MOST_IN_A_TREE, MOST_STATS
+from specdecode_kernels.row_stats import BLOCKS, tile
 from specdecode_ref.backends import Job, Played
 from specdecode_ref.batched.records import DRAWS, Drafts, Rules, Verdicts
 from specdecode_ref.coins import Coins
@@ -32,6 +35,9 @@ VERIFIERS = {"chain": verify.verify_chain, "block": verify.verify_block, "tree":
 
 DEEPEST_LEVEL = 2
 """Of a trace: the next one records whole laws, and none leaves the device."""
+
+SHARED = 160 * 1024
+"""Bytes of shared memory in a multiprocessor, as A100s and H100s have: a program of attention takes 112 kB and more."""
 
 
 class Record(NamedTuple):
@@ -49,8 +55,8 @@ class TritonBackend:
 
     def objection(self, job: Job) -> str | None:
         """See `Backend.objection`."""
-        if job.model.device.type != "cuda" and not interpreted(picking.first_above):
-            return f"the model is on '{job.model.device}'; kernels run on CUDA, or slowly with TRITON_INTERPRET=1"
+        if complaint := _objection_to(job.model.device):
+            return complaint
         if job.level > DEEPEST_LEVEL:
             return f"a trace of level {job.level} records whole laws, and none leaves the device"
         if job.verifier not in ("auto", *VERIFIERS):
@@ -61,7 +67,9 @@ class TritonBackend:
             Rules.of([job.rule])
         except NotApplicableError as error:
             return f"the sampling rule has {error.came}"
-        return static_model.objection(job.model) or drafting.objection_to(job.drafter)
+        return (
+            static_model.objection(job.model) or drafting.objection_to(job.drafter, job.model.device) or _too_large(job)
+        )
 
     def start(
         self, job: Job, prompts: Sequence[Sequence[int]], limits: Sequence[int], keys: Sequence[Coins]
@@ -82,8 +90,8 @@ class DeviceRounds:
     ) -> None:
         assert isinstance(job.model, Transformer)
         device, batch, longest = job.model.device, len(prompts), max(limits)
-        self._level = job.level
-        self._proposer = drafting.proposer(job.drafter, batch, longest, device)
+        self._level, self._device = job.level, device
+        self._proposer = drafting.proposer(job.drafter, job.model, batch, longest)
         self._rule = job.verifier if job.verifier != "auto" else "chain" if self._proposer.chain else "tree"
         self._target = static_model.StaticModel(job.model, batch, longest + self._proposer.nodes)
         seen = self._target.prefill([p[:-1] for p in prompts], self._proposer.layers)
@@ -101,13 +109,14 @@ class DeviceRounds:
 
     def play(self) -> list[Played]:
         """See `Rounds.play`."""
-        return _read(self._replayed(), self._level, self._rule)
+        with torch.cuda.device(self._device.index if self._device.type == "cuda" else -1):  # where Triton launches
+            record = self._replayed()
+        return _read(record, self._level, self._rule)
 
     def select(self, rows: Sequence[int]) -> None:
         """See `Rounds.select`. Other shapes are another graph."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self._text.tokens.device)
         for part in (self._target, self._proposer, self._text):
-            part.select(index)
+            part.select(rows)
         self._forget()
 
     def _forget(self) -> None:
@@ -116,7 +125,7 @@ class DeviceRounds:
 
     def _replayed(self) -> Record:
         """One round: the first after a change of shapes as it is written, the second captured, the others replayed."""
-        if self._text.tokens.device.type != "cuda" or not self._warm:
+        if self._device.type != "cuda" or not self._warm:
             self._warm = True
             return self._round()
         if self._captured is None:
@@ -139,6 +148,33 @@ class DeviceRounds:
         self._proposer.observe(verdicts, features)
         _append(text, drafts, verdicts)
         return Record(drafts, accept, verdicts)
+
+
+def _objection_to(device: torch.device) -> str | None:
+    """Why kernels cannot run there, or None."""
+    gpu = device.type == "cuda"
+    if gpu and interpreted(picking.first_above):
+        return "TRITON_INTERPRET is set, so no kernel would run on the GPU; unset it"
+    if not gpu and not interpreted(picking.first_above):
+        return f"the model is on '{device}'; kernels run on CUDA, or slowly with TRITON_INTERPRET=1"
+    if gpu and (memory := torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) < SHARED:
+        return f"this GPU has {memory // 1024} kB of shared memory in a multiprocessor, not {SHARED // 1024}"
+    return None
+
+
+def chain_limit(vocab: int) -> int:
+    """The most nodes, the root included, of a chain that `verify_chain` and `verify_block` take."""
+    statistics = max(2, triton.next_power_of_2(blocks(vocab, tile(vocab)[0])))
+    return min(MOST_IN_A_CHAIN, MOST_STATS // statistics)
+
+
+def _too_large(job: Job) -> str | None:
+    """Why the verification kernels would refuse these drafts or this vocabulary, or None."""
+    vocab, nodes = job.model.vocab_size, drafting.longest_chain(job.drafter)
+    if vocab > BLOCKS[-1][0]:
+        return f"a vocabulary of {vocab} tokens is above {BLOCKS[-1][0]}"
+    most = MOST_IN_A_TREE if job.verifier == "tree" else chain_limit(vocab)
+    return None if nodes <= most else f"a chain of {nodes - 1} drafted tokens is longer than {most - 1}"
 
 
 def _append(text: drafting.Text, drafts: Drafts, verdicts: Verdicts) -> None:

@@ -51,11 +51,11 @@ class Text:
         """The deepest draft that can still be used, int64 [B]; negative for a text that is full."""
         return self.limits - self.total - 1
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows."""
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, ascending."""
         for name in ("tokens", "total", "limits", "sequences"):
-            setattr(self, name, getattr(self, name).index_select(0, rows))
-        self.rules = self.rules.select(rows)
+            setattr(self, name, getattr(self, name)[rows])
+        self.rules = self.rules.select(torch.tensor(rows, device=self.total.device))
 
 
 class Proposer(Protocol):
@@ -80,29 +80,37 @@ class Proposer(Protocol):
         """Follow the verdicts; features [B, N, hidden] of the tree's nodes."""
         ...
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows."""
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, ascending."""
         ...
 
 
-def objection_to(drafter: Drafter | None) -> str | None:
-    """Why a drafter cannot draft on the device, or None."""
+def objection_to(drafter: Drafter | None, device: torch.device) -> str | None:
+    """Why a drafter cannot draft on the device of the target, or None."""
     if drafter is None or isinstance(drafter, NGram):
         return None
     if isinstance(drafter, ModelDrafter):
         if not isinstance(drafter.shape, Sampled) or max(drafter.shape.branching) > 1:
             return f"a draft model drafts a chain here, not {drafter.shape}"
+        if drafter.model.device != device:
+            return f"the draft model is on '{drafter.model.device}', the target on '{device}'"
         return objection(drafter.model)
     if isinstance(drafter, Medusa):
-        return (
-            None
-            if isinstance(drafter.shape, Static)
-            else f"Medusa's heads fill a static tree here, not {drafter.shape}"
-        )
+        fixed = isinstance(drafter.shape, Static)
+        return None if fixed else f"Medusa's heads fill a static tree here, not {drafter.shape}"
     return f"the drafter '{drafter.name}' drafts on the host"
 
 
-def proposer(drafter: Drafter | None, batch: int, capacity: int, device: torch.device) -> Proposer:
+def longest_chain(drafter: Drafter | None) -> int:
+    """The most nodes, the root included, of the chains that a drafter makes; 1 where it makes none."""
+    if isinstance(drafter, NGram):
+        return 1 + drafter.gamma
+    if isinstance(drafter, ModelDrafter) and isinstance(drafter.shape, Sampled):
+        return 1 + len(drafter.shape.branching)
+    return 1
+
+
+def proposer(drafter: Drafter | None, target: Transformer, batch: int, capacity: int) -> Proposer:
     """The device's own of a drafter that there is no objection to. capacity: tokens of the longest text."""
     if drafter is None:
         return Nothing()
@@ -111,7 +119,7 @@ def proposer(drafter: Drafter | None, batch: int, capacity: int, device: torch.d
     if isinstance(drafter, ModelDrafter):
         return Chain(drafter, batch, capacity)
     assert isinstance(drafter, Medusa)
-    return Heads(drafter, batch, device)
+    return Heads(drafter, target, batch)
 
 
 class Nothing:
@@ -130,7 +138,7 @@ class Nothing:
     def observe(self, verdicts: Verdicts, features: tuple[Tensor, ...]) -> None:
         """Nothing to follow."""
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """Nothing is kept."""
 
 
@@ -175,7 +183,8 @@ class Chain(Nothing):
         for depth in range(1, self.nodes):
             rows.append(self._after(text, tokens))
             picked = sampling.pick(rows[-1], text.rules, drawing[:, depth].contiguous())
-            tokens.append(picked[:, None])
+            # Of a row without a law any token will do: verification finds out, and a missing one would hide it.
+            tokens.append(picked[:, None].clamp(min=0))
         drafted = _fitting(torch.cat(tokens[1:], 1), room)
         logits = torch.stack([*rows, rows[-1]], 1)
         drafts = Drafts.chains(torch.cat((text.root, drafted), 1), logits)
@@ -187,9 +196,8 @@ class Chain(Nothing):
         if len(tokens) == 1:
             before = (text.total - 2).clamp(min=0)
             read = torch.cat((text.tokens.gather(1, before[:, None]), tokens[0]), 1)
-            alone = (text.total < 2)[
-                :, None
-            ]  # a prompt of one token: the root comes first, and nothing behind it counts
+            # A prompt of one token: the root comes first, and nothing behind it counts.
+            alone = (text.total < 2)[:, None]
             read = torch.where(alone, tokens[0], read)
             self._model.lengths.copy_(before)
         else:
@@ -207,7 +215,7 @@ class Chain(Nothing):
         whole = row.new_full((len(row), self._words.size), -torch.inf)
         return whole.index_copy_(1, self._words.ids, row)
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """See `Proposer.select`."""
         self._model.select(rows)
 
@@ -217,11 +225,13 @@ class Heads(Nothing):
 
     chain = False
 
-    def __init__(self, drafter: Medusa, batch: int, device: torch.device) -> None:
+    def __init__(self, drafter: Medusa, target: Transformer, batch: int) -> None:
         assert isinstance(drafter.shape, Static)
+        device, words = target.device, drafter.heads.words
         self._heads = drafter.heads
         self.layers = drafter.features
-        order = numbered([p for p in drafter.shape.paths if len(p) <= len(drafter.heads)])
+        most = len(words.ids) if words else drafter.vocab_size
+        order = numbered([p for p in drafter.shape.paths if len(p) <= len(drafter.heads) and max(p) < most])
         place = {path: node for node, path in enumerate(order)}
         self.nodes = len(order)
         self._parents = torch.tensor([[-1, *(place[path[:-1]] for path in order[1:])]], device=device)
@@ -229,47 +239,38 @@ class Heads(Nothing):
         self._ranks = torch.tensor([path[-1] for path in order[1:]], device=device)
         self._widest = 1 + max(path[-1] for path in order[1:])
         self._known = torch.zeros(batch, dtype=torch.bool, device=device)
-        self._feature: Tensor | None = None
+        self._feature = torch.zeros(batch, target.config.hidden, dtype=target.dtype, device=device)
 
     def start(self, prompts: Sequence[Sequence[int]], features: Sequence[tuple[Tensor, ...]]) -> None:
         """Keep the feature of each prompt's last token but one; a prompt of one token has none."""
-        self._known.copy_(torch.tensor([len(p) > 1 for p in prompts]))
-        newest = [seen[0][-1] if seen and len(seen[0]) else None for seen in features]
-        size = next((f for f in newest if f is not None), None)
-        if size is not None:
-            self._feature = torch.stack([torch.zeros_like(size) if f is None else f for f in newest])
+        for row, (prompt, seen) in enumerate(zip(prompts, features, strict=True)):
+            if len(prompt) > 1:
+                self._known[row] = True
+                self._feature[row] = seen[0][-1]
 
     def propose(self, text: Text) -> Drafts:
         """See `Proposer.propose`."""
         batch = len(text.tokens)
         parents = self._parents.expand(batch, -1)
         draws = torch.full_like(parents, DETERMINISTIC)
-        if self._feature is None:
-            none = parents.new_full((batch, self.nodes - 1), -1)
-            return Drafts(torch.cat((text.root, none), 1), parents, draws)
         logits = self._heads.logits(self._feature)
         best = sampling.top_k(logits.flatten(0, 1), self._widest).tokens.view(batch, -1, self._widest)
         drafted = best[:, self._depths[1:] - 1, self._ranks]
+        sound = drafted >= 0
         if self._heads.words is not None:
             drafted = self._heads.words.ids[drafted.clamp(min=0)]
-        fits = (self._depths[1:] <= text.room[:, None]) & self._known[:, None]
+        fits = (self._depths[1:] <= text.room[:, None]) & self._known[:, None] & sound
         return Drafts(torch.cat((text.root, drafted.masked_fill(~fits, -1)), 1), parents, draws)
 
     def observe(self, verdicts: Verdicts, features: tuple[Tensor, ...]) -> None:
         """Keep the target's feature of the last accepted node."""
         last = verdicts.path.gather(1, verdicts.length[:, None] - 1)
-        feature = features[0].gather(1, last[..., None].expand(-1, -1, features[0].shape[-1]))[:, 0]
-        if self._feature is None:
-            self._feature = feature
-        else:
-            self._feature.copy_(feature)
+        self._feature.copy_(features[0].gather(1, last[..., None].expand(-1, -1, features[0].shape[-1]))[:, 0])
         self._known.fill_(True)
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """See `Proposer.select`."""
-        self._known = self._known.index_select(0, rows)
-        if self._feature is not None:
-            self._feature = self._feature.index_select(0, rows)
+        self._known, self._feature = self._known[rows], self._feature[rows]
 
 
 def numbered(paths: Sequence[tuple[int, ...]]) -> Paths:

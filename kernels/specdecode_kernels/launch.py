@@ -25,11 +25,16 @@ def interpreted(kernel: Callable[..., Any]) -> bool:
 
 
 def require_device(kernel: Callable[..., Any], *tensors: Tensor) -> None:
-    """Raises NotApplicableError for a device the kernel cannot run on, InputError for tensors of several devices."""
+    """Raises NotApplicableError for a device the kernel cannot run on, InputError for tensors of several devices.
+
+    Triton's interpreter copies what is on a CUDA device; a tensor on "meta" has nothing to read anywhere.
+    """
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         raise InputError("tensors on one device", ", ".join(sorted(map(str, devices))), "move them together")
     device = devices.pop()
+    if interpreted(kernel) and device.type not in ("cpu", "cuda"):
+        raise NotApplicableError("tensors in memory for Triton's interpreter", f"'{device}'", "move them to the CPU")
     if device.type != "cuda" and not interpreted(kernel):
         do = "use the PyTorch reference, or set TRITON_INTERPRET=1 before the import to run slowly in Python"
         raise NotApplicableError("tensors on a CUDA device for a Triton kernel", f"'{device}'", do)
@@ -48,7 +53,8 @@ def require_shape(name: str, tensor: Tensor, *shape: int) -> None:
     if tensor.dim() != len(shape) or any(
         want not in (-1, have) for want, have in zip(shape, tensor.shape, strict=True)
     ):
-        raise InputError(f"{name} of shape {list(shape)}", list(tensor.shape), "pass what its docstring says")
+        wanted = ", ".join("any" if size == -1 else str(size) for size in shape)
+        raise InputError(f"{name} of shape [{wanted}]", list(tensor.shape), "pass what its docstring says")
 
 
 def blocks(size: int, block: int) -> int:

@@ -74,7 +74,7 @@ def find(tokens: Tensor, lengths: Tensor, gamma: int, longest: int, shortest: in
             best,
             batch,
             width,
-            longest,
+            min(longest, width),  # no match is as long as the text, so that no number of rounds is wasted
             shortest,
             stride // unit,
             lengths.stride(0),
@@ -120,6 +120,13 @@ def _tile(width: int) -> tuple[int, int]:
 
 
 @triton.jit
+def _text_of(lengths, row, batch, width, stride):
+    """How many tokens of a row are text: none that there is not, whatever `lengths` says."""
+    length = tl.load(lengths + row * stride, mask=row < batch, other=0)
+    return tl.minimum(tl.maximum(length, 0), width)
+
+
+@triton.jit
 def _match(
     tokens,
     lengths,
@@ -137,7 +144,7 @@ def _match(
     """Grid (blocks of rows, blocks of places): the best match of each row that ends in this block, 0 for none."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     block = tl.program_id(1)
-    length = tl.minimum(tl.load(lengths + row * length_stride, mask=row < batch, other=0), width)
+    length = _text_of(lengths, row, batch, width, length_stride)
     text = tokens + row * row_step * UNIT
     before = block * BLOCK + tl.arange(0, BLOCK)[None, :]  # the token before the place: aligned, as BLOCK is
     # The first comparison is the one that reads all of the text, so it reads in pairs, one token too many if need be.
@@ -182,7 +189,7 @@ def _follow(
         word = tl.maximum(word, tl.max(tl.load(best + row[:, None] * blocks + block, mask=here, other=0), 1))
     tl.store(found + row, word >> 32, mask=row < batch)
 
-    length = tl.minimum(tl.load(lengths + row * length_stride, mask=row < batch, other=0), width)
+    length = _text_of(lengths, row, batch, width, length_stride)
     index = tl.arange(0, GAMMA)[None, :]
     place = (word & 0xFFFFFFFF)[:, None] + index
     inside = (row < batch)[:, None] & (index < gamma)

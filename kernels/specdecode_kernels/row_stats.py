@@ -229,8 +229,8 @@ def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: a chain of 4 drafted tokens, and where full, trees, all rules, all dtypes."""
     types = dict.fromkeys(("tokens", "parents", "draws", "ties", "draft_ties"), "*i64")
     types |= dict.fromkeys(("floors", "draft_floors", "peaks", "masses"), "*fp32")
-    types |= dict.fromkeys(("rows", "nodes", "vocab", "draft_vocab", "blocks"), "i32")
-    types |= dict.fromkeys(("logits_b", "logits_n", "draft_b", "draft_n"), "i64")
+    types |= dict.fromkeys(("rows", "nodes", "blocks"), "i32") | dict.fromkeys(("vocab", "draft_vocab"), "i32:16")
+    types |= dict.fromkeys(("logits_b", "logits_n", "draft_b", "draft_n"), "i64:16")
     types |= {"temperatures": "*fp64", "firsts": "*i32", "arrivals": "*i32"}
     shapes = [("bf16", 4096, 8, True, False, True)]
     if full:

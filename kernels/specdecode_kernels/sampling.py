@@ -50,8 +50,8 @@ from specdecode_kernels.cuts import (
     weights,
 )
 from specdecode_kernels.launch import FLOATS, blocks, interpreted, require_device, require_dtype, require_shape
-from specdecode_kernels.picking import NEARLY_ONE, ROW
-from specdecode_kernels.variant import Variant
+from specdecode_kernels.picking import first_above, pick_in_block
+from specdecode_kernels.variant import Variant, int32
 from specdecode_ref.batched.records import Rules
 from specdecode_ref.batched.sampling import Best
 from specdecode_ref.errors import InputError, NotApplicableError
@@ -92,6 +92,7 @@ def law(logits: Tensor, rules: Rules) -> Tensor:
     Raises InputError for shapes that do not fit, NotApplicableError for a dtype or device that kernels do not take.
     """
     logits = require_rows(logits, rules)
+    require_device(_law, logits, rules.temperature)
     out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     if len(logits):
         cut, stats = _prepare(logits, rules)
@@ -108,9 +109,9 @@ def pick(logits: Tensor, rules: Rules, coins: Tensor) -> Tensor:
     logits = require_rows(logits, rules)
     require_shape("coins", coins, len(logits))
     require_dtype("coins", coins, torch.float64)
+    require_device(_pick, logits, rules.temperature, coins)
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(logits):
-        require_device(_pick, logits, rules.temperature, coins)
         cut, stats = _prepare(logits, rules)
         arguments, grid, shape = _launch(logits, rules, cut)
         _pick[grid[:1]](*arguments, *stats, coins.contiguous(), out, **shape)
@@ -171,7 +172,6 @@ def bytes_moved(function: str, rows: int, vocabulary: int, itemsize: int, k: int
 
 def _prepare(logits: Tensor, rules: Rules) -> tuple[Cuts | None, Stats]:
     """The first launches: where rows are cut, and what their blocks hold."""
-    require_device(_stats, logits, rules.temperature)
     cut = None if rules.plain else cuts(logits, rules)
     arguments, grid, shape = _launch(logits, rules, cut)
     dtypes = (torch.float32, torch.float32, torch.int32)
@@ -229,33 +229,6 @@ def _combined(tops, masses, scale):
     below = tl.where(used, tops, 0.0).to(tl.float64) - tl.where(fine, top, 0.0).to(tl.float64)[:, None]
     weight = tl.where(used, masses.to(tl.float64) * tl.exp2(below * scale.to(tl.float64)[:, None]), 0.0)
     return top, fine, weight
-
-
-@triton.jit
-def _first_above(mass, u):
-    """`picking.first_above` for a tile of requests. mass: float64 [REQUESTS, SIZE], u: float64 [REQUESTS]."""
-    SIZE: tl.constexpr = mass.shape[1]
-    index = tl.arange(0, SIZE)[None, :]
-    target = u * tl.sum(mass, 1)
-    candidate = (tl.cumsum(mass, 1) > target[:, None]) & (mass > 0)
-    found = tl.min(tl.where(candidate, index, SIZE), 1)
-    last = tl.max(tl.where(mass > 0, index, -1), 1)
-    found = tl.where((found == SIZE) & (last >= 0), last, found)
-    here = tl.sum(tl.where(index == found[:, None], mass, 0.0), 1)
-    before = tl.sum(tl.where(index < found[:, None], mass, 0.0), 1)
-    rest = (target - before) / tl.where(here > 0, here, 1.0)
-    return found, tl.minimum(tl.maximum(rest, 0.0), NEARLY_ONE)
-
-
-@triton.jit
-def _pick_in_block(mass, u):
-    """`picking.pick_in_block` for a tile of requests. mass: float32 [REQUESTS, BLOCK], u: float64 [REQUESTS]."""
-    ROWS: tl.constexpr = mass.shape[1] // ROW
-    rows = tl.reshape(mass, (mass.shape[0], ROWS, ROW))
-    row, rest = _first_above(tl.sum(rows.to(tl.float64), 2), u)
-    chosen = tl.sum(tl.where(tl.arange(0, ROWS)[None, :, None] == row[:, None, None], rows, 0.0), 1)
-    column, _ = _first_above(chosen.to(tl.float64), rest)
-    return row * ROW + column
 
 
 @triton.jit
@@ -330,13 +303,13 @@ def _pick(
     greedy = tl.min(tl.where(block_tops == top[:, None], first, size), 1)
 
     drawn = fine & (temperature > 0)
-    block, rest = _first_above(weight, tl.load(coins + rows, mask=live, other=0.0))
+    block, rest = first_above(weight, tl.load(coins + rows, mask=live, other=0.0), BLOCKS)
     block = tl.where(drawn, block, 0)
     index = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = _read(logits, row_stride, rows, drawn, index, size, floors, ties, CUT)
     anchor = tl.max(x, 1)
     mass = weights(x, tl.where(_finite(anchor), anchor, 0.0)[:, None], scale[:, None])
-    token = block * BLOCK + _pick_in_block(mass, rest)
+    token = block * BLOCK + pick_in_block(mass, rest, BLOCK)
     token = tl.where(fine, tl.where(drawn, token, greedy), -1)
     tl.store(tokens + rows, token.to(tl.int64), mask=live)
 
@@ -473,18 +446,18 @@ def _variants(name: str, size: int, full: bool) -> Iterator[Variant]:
     for cut in (False, True) if full else (True,):
         shape = {"CUT": cut, "REQUESTS": 1, "BLOCK": BLOCK}
         tail = f"{label}{' cut' if cut else ''}"
-        yield _variant(f"stats {tail}", _stats, name, shape)
-        yield _variant(f"pick {tail}", _pick, name, shape | {"BLOCKS": count})
-        yield _variant(f"law {tail}", _law, name, shape | {"BLOCKS": count})
+        yield _variant(f"stats {tail}", _stats, name, size, shape)
+        yield _variant(f"pick {tail}", _pick, name, size, shape | {"BLOCKS": count})
+        yield _variant(f"law {tail}", _law, name, size, shape | {"BLOCKS": count})
     for k in (1, 8, 64) if full else (8,):
-        yield _variant(f"candidates k={k} {label}", _candidates, name, {"K": k, "BLOCK": BLOCK})
-        yield _variant(f"best k={k} {label}", _best, name, {"K": k, "BLOCKS": count}, wide=False)
+        yield _variant(f"candidates k={k} {label}", _candidates, name, size, {"K": k, "BLOCK": BLOCK})
+        yield _variant(f"best k={k} {label}", _best, name, size, {"K": k, "BLOCKS": count}, wide=False)
 
 
-def _variant(label: str, kernel: Any, dtype: str, constants: dict[str, int], wide: bool = True) -> Variant:
-    types = {"logits": f"*{dtype}", "row_stride": "i64", "temperatures": "*fp64", "coins": "*fp64"}
+def _variant(label: str, kernel: Any, dtype: str, size: int, constants: dict[str, int], wide: bool = True) -> Variant:
+    types = {"logits": f"*{dtype}", "row_stride": "i64:16", "temperatures": "*fp64", "coins": "*fp64"}
     types |= dict.fromkeys(("floors", "tops", "masses", "laws", "logs"), "*fp32")
     types |= dict.fromkeys(("ties", "tokens", "found"), "*i64") | {"firsts": "*i32"}
-    types |= dict.fromkeys(("count", "size", "block_count", "k"), "i32")
+    types |= {"size": int32(size), "block_count": int32(blocks(size, BLOCK)), "count": "i32", "k": "i32"}
     taken = {argument: types[argument] for argument in kernel.arg_names if argument in types}
     return Variant(label, kernel, taken, constants, warps=8, wide=wide)

@@ -14,8 +14,12 @@ from torch import Tensor
 from specdecode_kernels import cache
 from specdecode_kernels.tree_attention import DIMS, tree_attention
 from specdecode_ref.batched.tree import Topology
+from specdecode_ref.cache import Cache
 from specdecode_ref.models.base import Model
 from specdecode_ref.models.transformer import Transformer
+
+SLOTS = 4
+"""The dimension of a plane's slots."""
 
 
 def objection(model: Model) -> str | None:
@@ -36,17 +40,16 @@ class StaticModel:
 
     def __init__(self, model: Transformer, batch: int, capacity: int) -> None:
         self.model = model
-        self._cache = model.new_cache(batch, capacity)
-        self._hold(self._cache.planes[0])
+        # Keys and values of all layers, [B, layers, 2, H_kv, S, D].
+        (self._plane,) = model.new_cache(batch, capacity).planes
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=model.device)
 
     def prefill(self, prompts: Sequence[Sequence[int]], features: Sequence[int] = ()) -> list[tuple[Tensor, ...]]:
         """Commit whole prompts; for each row, features [P, hidden]. Done once, by the model itself."""
         seen: list[tuple[Tensor, ...]] = [() for _ in prompts]
         if any(map(len, prompts)):
-            seen = self.model.prefill(prompts, self._cache, features)
-        self._hold(self._cache.planes[0])
-        self.lengths.copy_(torch.tensor(self._cache.lengths))
+            seen = self.model.prefill(prompts, Cache([self._plane], [SLOTS]), features)
+        self.lengths.copy_(torch.tensor([len(prompt) for prompt in prompts]))
         return seen
 
     @torch.no_grad()
@@ -74,11 +77,10 @@ class StaticModel:
         """Keep the first `count` nodes of each row's path."""
         cache.commit([self._plane.flatten(1, 3)], self.lengths, path, count)
 
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows."""
-        self._hold(self._plane.index_select(0, rows))
-        self.lengths = self.lengths.index_select(0, rows)
-
-    def _hold(self, plane: Tensor) -> None:
-        """Keys and values of all layers, [B, layers, 2, H_kv, S, D]."""
-        self._plane = plane
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, ascending. They move up in place: there may be no room for the cache a second time."""
+        for place, row in enumerate(rows):
+            if place != row:
+                self._plane[place].copy_(self._plane[row])
+        self._plane = self._plane[: len(rows)]
+        self.lengths = self.lengths[rows]

@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdecode_kernels.launch import blocks, require_device, require_dtype, require_shape
-from specdecode_kernels.variant import Variant
+from specdecode_kernels.variant import Variant, int32
 from specdecode_ref.batched.tree import WORD, Topology
 from specdecode_ref.errors import InputError, NotApplicableError
 
@@ -231,10 +231,10 @@ def _key(parents, depths, tree, node, real, nodes, stride):
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: trees of 64 nodes; where full, of 8 to 1024."""
     types = dict.fromkeys(("parents", "depths", "ancestors", "first", "children"), "*i64") | {"malformed": "*i1"}
-    types |= {"batch": "i32", "nodes": "i32:16", "stride": "i32:16"}
     for nodes in (8, 16, 32, 64, 128, 320, 1024) if full else (64, 128):
         constants = _constants(nodes)
+        types |= {"batch": "i32", "nodes": int32(nodes), "stride": int32(nodes)}
         registers = 128 if nodes <= WORD else 255  # of 64 threads: no other program waits for them
         yield Variant(
-            f"tree N={nodes}", _topology, types, constants, _warps(constants), registers=registers, wide=False
+            f"tree N={nodes}", _topology, dict(types), constants, _warps(constants), registers=registers, wide=False
         )

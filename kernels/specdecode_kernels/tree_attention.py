@@ -2,12 +2,8 @@
 
 A decode step reads the whole cache for one query. A tree of N nodes asks N times as much of the same bytes, so it is
 as good as free, as long as those bytes are still read once. What loses that elsewhere is a kernel that gives up its
-split of the keys, or reads them again, as soon as a query has a second row. Here
-
-    o = sum_s w_s o_s / sum_s w_s,     o_s = softmax of split s alone,     w_s = 2^lse_s
-
-(flash-decoding; the combination is that of Milakov and Gimelshein, arXiv 1805.02867), with G = H_q / H_kv and the
-N G query rows of one key head packed in one tile:
+split of the keys, or reads them again, as soon as a query has a second row. Here the keys are split as ever, and with
+G = H_q / H_kv the N G query rows of one key head are packed in one tile:
 
                  committed slots of row b, `length` of them      N tree slots
                 +-----------+-----------+-----------+-----+     +------------+
@@ -15,11 +11,11 @@ N G query rows of one key head packed in one tile:
                 +-----------+-----------+-----------+-----+     +------------+    and request; `_attend`
                  every node sees every slot: no mask code        node i sees slot j where bit j of its ancestors is set
 
-                lse_0, o_0   lse_1, o_1   ...                    lse, o           -> `_combine` -> [B, N, H_q, D]
+                lse_0, o_0   lse_1, o_1   ...                    lse, o           -> `combine` -> [B, N, H_q, D]
 
-The splits share the committed slots evenly in blocks of BLOCK. How many splits there are is chosen from shapes; where
-they begin is computed on the device from the lengths, so that a graph can be replayed as the text grows. Only the split
-with the ragged end has a masked block. A block of the tree part lies inside one 64-bit word of the masks.
+`splits.py` says how the committed slots are cut and put together again. How many splits there are is chosen from
+shapes; where they begin is computed on the device from the lengths, so that a graph can be replayed as the text grows.
+Only the split with the ragged end has a masked block, and a block of the tree lies inside one 64-bit word of the masks.
 More rows than the largest tile holds are tiled: each tile reads the keys and values again, from the L2 cache where its
 neighbour has just been.
 
@@ -41,6 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdecode_kernels.launch import FLOATS, blocks, interpreted, require_device, require_dtype, require_shape
+from specdecode_kernels.splits import chunk_of, combine, filled_splits, length_of, rows_to_combine, splits_for
 from specdecode_kernels.variant import Variant
 from specdecode_ref.errors import InputError, NotApplicableError
 
@@ -51,12 +48,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 DIMS = (64, 128)
 """Head dimensions there are kernels for."""
-
-PROGRAMS = 264
-"""As many as are wanted at least: two for each of the 132 SMs of an H100 or H200."""
-
-SHORTEST = 256
-"""Slots below which a split is not worth its partial result."""
 
 
 class Shape(NamedTuple):
@@ -78,11 +69,6 @@ def shape_of(rows: int, dtype: torch.dtype) -> Shape:
         return Shape(16, 16, 8, 2)
     tile = min(128, max(16, triton.next_power_of_2(rows)))
     return Shape(tile, 64, 8 if tile == 128 else 4, 3)
-
-
-def splits_for(batch: int, kv_heads: int, tiles: int, slots: int) -> int:
-    """Into how many splits up to `slots` committed slots are cut, so that the whole GPU has work."""
-    return max(1, min(PROGRAMS // max(1, batch * kv_heads * tiles), blocks(slots, SHORTEST)))
 
 
 def tree_attention(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ancestors: Tensor) -> Tensor:
@@ -127,16 +113,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ancestors: 
         num_warps=form.warps,
         num_stages=form.stages,
     )
-    few = _rows_to_combine(rows)
-    _combine[(blocks(rows, few), kv_heads, batch)](
-        *(parts, lse, lengths, ancestors, out),
-        *(nodes, slots, rows, heads // kv_heads, splits, ancestors.shape[2]),
-        ROWS=few,
-        BLOCK=form.block,
-        DIM=dim,
-        num_warps=_warps_to_combine(few, dim),
-        num_stages=4,
-    )
+    combine(parts, lse, lengths, ancestors, out, slots, form.block)
     return out
 
 
@@ -150,27 +127,13 @@ def bytes_moved(
     rows, batch = nodes * heads // kv_heads, len(committed)
     form = shape_of(rows, {2: torch.bfloat16, 4: torch.float32}[size])
     tiles = blocks(rows, form.rows)
-    filled = [blocks(length, _chunk_on_host(length, splits, form.block)) for length in committed]
+    filled = [filled_splits(length, splits, form.block) for length in committed]
     cache = 2 * sum(length + nodes for length in committed) * kv_heads * tiles * dim * size
     queries = sum(used + 1 for used in filled) * nodes * heads * dim * size
     partial = 2 * sum(used + 1 for used in filled) * nodes * heads * (dim + 1) * 4
     masks = 2 * batch * nodes * heads * blocks(nodes, WORD.value) * 8
-    lengths = batch * kv_heads * ((splits + 1) * tiles + blocks(rows, _rows_to_combine(rows))) * 8
+    lengths = batch * kv_heads * ((splits + 1) * tiles + blocks(rows, rows_to_combine(rows))) * 8
     return cache + queries + partial + masks + lengths + batch * nodes * heads * dim * size
-
-
-def _rows_to_combine(rows: int) -> int:
-    """Rows a program of `_combine`: few, where there are few in all, for the sake of parallelism."""
-    return 4 if rows <= 64 else 16
-
-
-def _warps_to_combine(rows: int, dim: int) -> int:
-    """No more than read 16 bytes a thread."""
-    return min(4, rows * dim // 128)
-
-
-def _chunk_on_host(length: int, splits: int, block: int) -> int:
-    return max(1, blocks(length, splits * block)) * block
 
 
 def _require(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ancestors: Tensor) -> None:
@@ -197,19 +160,6 @@ def _require(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ancestors
     if max(keys.stride(2), values.stride(2)) * WORD.value >= 2**31:
         came = f"strides {keys.stride(2)} and {values.stride(2)}"
         raise NotApplicableError("slots less than 2^25 elements apart", came, "lay the cache out closer")
-
-
-@triton.jit
-def _committed(lengths, batch, slots):
-    """The committed slots of a row: never outside the cache, whatever `lengths` says."""
-    return tl.minimum(tl.maximum(tl.load(lengths + batch), 0), slots).to(tl.int32)
-
-
-@triton.jit
-def _chunk(length, splits, BLOCK: tl.constexpr):
-    """Slots a split: whole blocks, so that at most one split has a ragged end."""
-    step = splits * BLOCK
-    return tl.maximum((length + step - 1) // step, 1) * BLOCK
 
 
 @triton.jit
@@ -272,8 +222,8 @@ def _attend(
     """The softmax of one tile of rows over one split; tiles of the same keys are neighbours."""
     tile, split = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    length = _committed(lengths, batch, slots)
-    chunk = _chunk(length, splits, BLOCK)
+    length = length_of(lengths, batch, slots)
+    chunk = chunk_of(length, splits, BLOCK)
     in_tree = split == splits
     begin = tl.where(in_tree, length, split * chunk)
     end = tl.where(in_tree, tl.minimum(length + nodes, slots), tl.minimum(begin + chunk, length))
@@ -323,58 +273,6 @@ def _attend(
     tl.store(lse + place, peak + tl.log2(total), mask=inside)
 
 
-@triton.jit
-def _combine(
-    parts,
-    lse,
-    lengths,
-    ancestors,
-    out,
-    nodes,
-    slots,
-    rows,
-    group,
-    splits,
-    words,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """The mean of the splits' results, each weighted with 2^lse; 0 for what is no node."""
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    dim = tl.arange(0, DIM)
-    inside = row < rows
-    node = row // group
-    length = _committed(lengths, batch, slots)
-    chunk = _chunk(length, splits, BLOCK)
-    filled = (length + chunk - 1) // chunk
-    first = (batch * tl.num_programs(1) + head) * (splits + 1)
-
-    acc = tl.full([ROWS, DIM], 0.0, dtype=tl.float32)
-    total = tl.full([ROWS], 0.0, dtype=tl.float32)
-    peak = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-    for step in tl.range(0, filled + 1, num_stages=4):
-        # The splits that hold something, then that of the tree.
-        place = (first + tl.where(step == filled, splits, step)) * rows + row
-        one = tl.load(lse + place, mask=inside, other=float("-inf"))
-        part = tl.load(parts + place[:, None] * DIM + dim, mask=inside[:, None], other=0.0)
-        higher = tl.maximum(peak, one)
-        against = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, weight = tl.exp2(peak - against), tl.exp2(one - against)
-        acc = acc * fade[:, None] + part * weight[:, None]
-        total = total * fade + weight
-        peak = higher
-
-    bits = tl.full([ROWS], 0, dtype=tl.int64)
-    for word in range(words):
-        bits |= tl.load(ancestors + (batch * nodes + node) * words + word, mask=inside, other=0)
-    real = (bits != 0) & (total != 0)
-    acc = tl.where(real[:, None], acc / tl.where(real, total, 1.0)[:, None], 0.0)
-    place = (batch * nodes + node) * (tl.num_programs(1) * group) + head * group + row % group
-    tl.store(out + place[:, None] * DIM + dim, acc.to(out.dtype.element_ty), mask=inside[:, None])
-
-
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: few rows, and a tile of wgmma; where full, all tiles, dtypes, dimensions."""
     dtypes = {"bf16": torch.bfloat16}
@@ -385,10 +283,6 @@ def variants(full: bool) -> Iterator[Variant]:
             for rows in (1, 16, 32, 64, 128) if full else (16, 64):
                 if rows <= 16 or dtype != torch.float32:
                     yield _attend_variant(name, shape_of(rows, dtype), rows, dim)
-            for rows in (4, 16) if full else (4,):
-                constants = {"ROWS": rows, "BLOCK": shape_of(rows, dtype).block, "DIM": dim}
-                form = f"tree_attention combine rows={rows} D={dim} {name}"
-                yield Variant(form, _combine, _types(name), constants, _warps_to_combine(rows, dim), 4, registers=64)
 
 
 def _attend_variant(name: str, form: Shape, rows: int, dim: int) -> Variant:
@@ -397,18 +291,8 @@ def _attend_variant(name: str, form: Shape, rows: int, dim: int) -> Variant:
         constants |= dict.fromkeys(("nodes", "rows", "group", "splits", "words"), 1)
     registers = {16: 192, 32: 224}.get(form.rows, 255)
     title = f"tree_attention rows={rows} D={dim} {name}"
-    types, dot = _types(name), form.rows >= 64
-    return Variant(title, _attend, types, constants, form.warps, form.stages, registers, dot=dot)
-
-
-def _types(dtype: str) -> dict[str, str]:
-    """The arguments of both kernels; strides and the capacity are multiples of 16 elements."""
-    strides = [f"{name}_stride" for name in ("q_batch", "q_node", "q_head", "k_batch", "k_head", "k_slot")]
-    strides += [f"{name}_stride" for name in ("v_batch", "v_head", "v_slot")]
-    return {
-        **dict.fromkeys(("q", "keys", "values", "out"), f"*{dtype}"),
-        **dict.fromkeys(("lengths", "ancestors"), "*i64"),
-        **dict.fromkeys(("parts", "lse"), "*fp32"),
-        **dict.fromkeys(("nodes", "rows", "group", "splits", "tiles", "words"), "i32"),
-        **dict.fromkeys(("slots", *strides), "i32:16"),
-    }
+    strides = [argument for argument in _attend.arg_names if argument.endswith("_stride")]
+    types = dict.fromkeys(("q", "keys", "values"), f"*{name}") | dict.fromkeys(("lengths", "ancestors"), "*i64")
+    types |= dict.fromkeys(("parts", "lse"), "*fp32") | dict.fromkeys(strides, "i32:16")
+    types |= dict.fromkeys(("nodes", "slots", "rows", "group", "splits", "words"), "i32")
+    return Variant(title, _attend, types, constants, form.warps, form.stages, registers, dot=form.rows >= 64)

@@ -12,7 +12,8 @@ class Variant:
     """A kernel with everything fixed that its machine code depends on.
 
     name:      of the kernel and its shape, as a row of the table: "verify_stats V=128256 bf16".
-    types:     of the arguments that are not constants: "*bf16", "*i64", "i32", "fp64", ...
+    types:     of the arguments that are not constants: "*bf16", "*i64", "i32", "fp64", ... An integer that is always a
+               multiple of 16 says so: "i32:16", as in `triton.tools.compile`; for a pointer that goes without saying.
     constants: its `tl.constexpr` arguments.
     registers: the most it may use of them, a thread.
     wide:      its large reads must be 16 bytes a thread.
@@ -28,3 +29,8 @@ class Variant:
     registers: int = 128
     wide: bool = True
     dot: bool = False
+
+
+def int32(value: int) -> str:
+    """The type of an argument with this value."""
+    return "i32" if value % 16 else "i32:16"

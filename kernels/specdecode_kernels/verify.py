@@ -14,7 +14,8 @@ bfloat16 or float16, any strides; int64 columns and float64 coins [B, N]. They r
 can stand in a CUDA graph; errors of the numbers come as a status a request, and errors of the arguments are raised:
 InputError for shapes that do not fit, NotApplicableError for dtypes, devices and sizes that kernels do not take (chains
 of more than 32 nodes, or 16 above 131,072 tokens and 8 above 262,144; trees of more than 1024 nodes; vocabularies of
-more than 524,288 tokens). A node that is said to be drawn, in drafts without logits, is NOT_A_LAW.
+more than 524,288 tokens). A node that is said to be drawn, in drafts without logits, is NOT_A_LAW; one
+whose draw is no index into DRAWS counts as drawn with replacement.
 
 Precision: a probability is right to about 1e-6 of itself where it matters (`row_stats`), after s_1 to s_j of a tree's
 rejections to 1e-6 / (s_1 .. s_j); with drafts.lse, q has the rounding of a float32 lse on top, |lse| 2^-24.
@@ -89,6 +90,7 @@ def verify_tree(logits: Tensor, drafts: Drafts, rules: Rules, accept_coins: Tens
             noted_tokens=round.empty(batch, nodes, dtype=torch.int64),
             noted_draws=round.empty(batch, nodes, dtype=torch.int64),
             growths=round.empty(batch, nodes, dtype=torch.float64),
+            tops=round.empty(batch, nodes, dtype=torch.float32),
             shares=round.empty(batch, nodes, dtype=torch.float64),
             **round.constants(),
             num_warps=tree_warps(round.block, round.draft is not None),

@@ -4,8 +4,9 @@ Sun et al., arXiv 2403.10444; the reference is `specdecode_ref.verify.block`. A 
 
     w_0 = 1,    w_i = min(1, w_{i-1} p(x_i) / q(x_i)),    s_i = sum_x max(w_i p(x) - q(x), 0)
 
-and the longest prefix is accepted whose coin passes u (s_i + 1 - w_i) < s_i, or u < w_gamma at the end: no division, so
-that s_i = 0 never passes. All s_i may be needed, hence one more pass over the rows of both sides:
+and the longest prefix is accepted whose coin passes u (s_i + (1 - w_i)) < s_i, or u < w_gamma at the end: no division,
+so that s_i = 0 never passes, and 1 - w_i first, so that at w_i = 1 any other s_i always does. All s_i may be needed,
+hence one more pass over the rows of both sides:
 
                     block 0   block 1   block 2
     request 0  i=0 |---------|---------|-----|      block_surplus, grid (B (N - 1), blocks): the share of a block in s_i
@@ -218,14 +219,14 @@ def block_emit(
         s = tl.where(drawn, tl.where(greedy, s_greedy, s_drawn), s)
     s = tl.where(tested, s, 0.0)
     u = tl.load(accept + first + i, mask=(i > 0) & (i <= gamma), other=0.0)
-    passed = tl.where(i == gamma, u < w, u * (s + 1 - w) < s) & (i > 0) & (i <= gamma)
+    passed = tl.where(i == gamma, u < w, u * (s + (1 - w)) < s) & (i > 0) & (i <= gamma)
     stop = tl.max(tl.where(passed, i, 0), 0)
     verdict = tl.where((verdict == FINE) & anywhere(broken & (i == gamma) & (i == stop)), NOT_A_LAW, verdict)
     bad = verdict != FINE
     rejected = stop < gamma
     came = tl.where(rejected, RESIDUAL, tl.where(stop > 0, BONUS, TARGET))
     write_chain((path, length, kind, status), b, stop, came, verdict, nodes, NODES)
-    h = tl.where(i == gamma, w, tl.where(s > 0, s / tl.where(s > 0, s + 1 - w, 1.0), 0.0))
+    h = tl.where(i == gamma, w, tl.where(s > 0, s / tl.where(s > 0, s + (1 - w), 1.0), 0.0))
     seen = (i > 0) & (i <= gamma) & (i >= stop) & ~bad
     tl.store(p_eff + first + i, tl.where(seen, h, float("nan")), mask=i < nodes)
     tl.store(q_eff + first + i, tl.where(seen, 1.0, float("nan")).to(tl.float64), mask=i < nodes)

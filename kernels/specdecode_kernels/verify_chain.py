@@ -258,8 +258,8 @@ def chain_types(full: bool) -> Iterator[tuple[str, dict[str, str], dict[str, int
     types = dict.fromkeys(words, "*i64") | {"firsts": "*i32", "arrivals": "*i32"}
     types |= dict.fromkeys(("temperatures", "accept", "emit", "p_eff", "q_eff"), "*fp64")
     types |= dict.fromkeys(("lse", "floors", "draft_floors", "peaks", "masses", "surplus"), "*fp32")
-    types |= dict.fromkeys(("rows", "nodes", "vocab", "draft_vocab", "blocks"), "i32")
-    types |= dict.fromkeys(("logits_b", "logits_n", "draft_b", "draft_n"), "i64")
+    types |= dict.fromkeys(("rows", "nodes", "blocks"), "i32") | dict.fromkeys(("vocab", "draft_vocab"), "i32:16")
+    types |= dict.fromkeys(("logits_b", "logits_n", "draft_b", "draft_n"), "i64:16")
     shapes = [("bf16", 4096, 32, 8, True, True, True)]
     if full:
         kinds = (

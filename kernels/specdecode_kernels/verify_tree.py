@@ -7,8 +7,15 @@ rejected sibling the target's law is the residual, which is never stored. Elemen
                                                          q without its elders / l_j   without
                                                          a point mass                 deterministic
 
-so a list of (token, draw, 1 / s_j, 1 / l_j), one entry a rejected sibling, says all about it, and whoever needs r of a
-token or of a block computes it again from p and q.
+so a list with one note a rejected sibling, (token, draw, 1 / s_j, how to turn logits into q_j), says all about it, and
+whoever needs r of a token or of a block computes it again from logits. A rejected token has r = 0 ever after, as it was
+rejected because r < q_j there.
+
+    q_j(x) = exp((y_x - top_j) / T) share_j,    top_j = the largest of the logits y that are left,    share_j = 1 / sum
+
+Without replacement, the maximum and the sum are taken anew after each rejection, in the pass that s_j needs anyway. One
+minus the mass of the elders would be the same in exact arithmetic only: a draft that is sure of its first child, with
+1 - 1e-6, leaves less to the others than the rounding of that mass; and beyond 1 - 1e-45 their float32 weights are 0.
 
     root --x--> child 1    rejected: note s_1                    pass over the rows for s_1, if drawn
          --x--> child 2    rejected: note s_2                    pass, r_1 computed again on the way
@@ -19,7 +26,7 @@ token or of a block computes it again from p and q.
                        less a token, for a deterministic sibling: no pass at all
 
 Bytes, for rows of V logits of b bytes: V b a node, V_d b a node that children were drawn from (unless it passes its
-lse), and V b + min(V, V_d) b a rejected, drawn sibling. FLOPs: about 5 a logit, and 5 more a sibling in a pass.
+lse), and V b + V_d b a rejected, drawn sibling. FLOPs: about 5 a logit, and 5 more a sibling in a pass.
 """
 
 from __future__ import annotations
@@ -58,7 +65,7 @@ def bytes_moved(
     """
     sides = batch * nodes + (0 if lse else inner)
     block, _ = row_stats.tile(vocab)
-    scratch = (12 * sides + 8 * rejected) * -(-vocab // block) + 64 * rejected
+    scratch = (12 * sides + 8 * rejected) * -(-vocab // block) + 72 * rejected
     picks = (batch + residuals) * min(block, vocab) * itemsize
     passes = rejected * 2 * vocab * itemsize
     return row_stats.bytes_moved(sides, vocab, itemsize) + scratch + picks + passes + column_bytes(batch, nodes)
@@ -70,45 +77,45 @@ def tree_warps(block: int, has_draft: bool) -> int:
 
 
 @triton.jit
-def leftover(p, q, index, tried, notes):
-    """r of the tokens `index` after `tried` rejections, and q without the siblings drawn without replacement.
+def leftover(p, score, index, tried, notes, anchor, scale):
+    """r of the tokens `index` after `tried` rejections, and the draft's logits without what went without replacement.
 
-    p, q: their probabilities, float32 or float64. notes: pointers to the list.
+    p: their probabilities, float32 or float64. score: the draft's logits, float32. anchor: the largest of those that
+    are left; the others count as that large, which no one sees, as their r is 0. notes: pointers to the list.
     """
-    tokens, draws, growths, shares = notes
-    rest = q
+    tokens, draws, growths, tops, shares = notes
+    weight = weights(tl.minimum(score, anchor), anchor, scale).to(p.dtype)
     for j in range(tried):
-        x, draw = tl.load(tokens + j), tl.load(draws + j)
-        growth, share = tl.load(growths + j).to(p.dtype), tl.load(shares + j).to(p.dtype)
-        lost = tl.where(draw == WITHOUT, rest * share, q)
-        certain = (draw == DETERMINISTIC) & (index == x)
-        less = tl.maximum(tl.where(draw == DETERMINISTIC, p, p - lost), 0.0)
-        p = tl.where(growth > 0, tl.where(certain, 0.0, less) * growth, p)
-        rest = tl.where((draw == WITHOUT) & (index == x), 0.0, rest)
-    return p, rest
+        x, draw, growth = tl.load(tokens + j), tl.load(draws + j), tl.load(growths + j)
+        share = tl.load(shares + j) * tl.exp2((anchor - tl.load(tops + j)) * scale)
+        less = tl.maximum(p - weight * share.to(p.dtype), 0.0)
+        p = tl.where(growth > 0, tl.where(index == x, 0.0, less) * growth.to(p.dtype), p)
+        score = tl.where((draw == WITHOUT) & (index == x), float("-inf"), score)
+    return p, score
 
 
 @triton.jit
-def _both(index, scaled_p, scaled_q, scale, HAS_DRAFT: tl.constexpr, PLAIN: tl.constexpr):
-    """p and q of tokens, float32."""
+def _sides(index, scaled_p, scaled_q, scale, HAS_DRAFT: tl.constexpr, PLAIN: tl.constexpr):
+    """p of tokens, and the draft's logits, both float32."""
     side, top, share = scaled_p
     logits, size, cut = side
     p = weights(read_kept(logits, index, size, cut, PLAIN), top, scale) * share
     if HAS_DRAFT:
-        side, top, share = scaled_q
+        side, _ = scaled_q
         logits, size, cut = side
-        q = weights(read_kept(logits, index, size, cut, PLAIN), top, scale) * share
+        score = read_kept(logits, index, size, cut, PLAIN)
     else:
-        q = tl.zeros_like(p)
-    return p, q
+        score = tl.full(p.shape, float("-inf"), tl.float32)
+    return p, score
 
 
 @triton.jit
 def drawn_mass(index, data, PLAIN: tl.constexpr):
     """r of the tokens `index` where the draft has logits."""
     scaled_p, scaled_q, scale, tried, notes = data
-    p, q = _both(index, scaled_p, scaled_q, scale, True, PLAIN)
-    r, _ = leftover(p, q, index, tried, notes)
+    p, score = _sides(index, scaled_p, scaled_q, scale, True, PLAIN)
+    _, anchor = scaled_q
+    r, _ = leftover(p, score, index, tried, notes, anchor, scale)
     return r
 
 
@@ -116,8 +123,9 @@ def drawn_mass(index, data, PLAIN: tl.constexpr):
 def certain_mass(index, data, PLAIN: tl.constexpr):
     """r of the tokens `index` where all siblings are deterministic."""
     scaled_p, scaled_q, scale, tried, notes = data
-    p, q = _both(index, scaled_p, scaled_q, scale, False, PLAIN)
-    r, _ = leftover(p, q, index, tried, notes)
+    p, score = _sides(index, scaled_p, scaled_q, scale, False, PLAIN)
+    _, anchor = scaled_q
+    r, _ = leftover(p, score, index, tried, notes, anchor, scale)
     return r
 
 
@@ -187,6 +195,7 @@ def tree_emit(
     noted_tokens,
     noted_draws,
     growths,
+    tops,
     shares,
     rows,
     nodes,
@@ -200,14 +209,14 @@ def tree_emit(
     HAS_LSE: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """Grid (B). Scratch: surplus float32 [B, blocks]; the list int64, int64, float64, float64, each [B, N]."""
+    """Grid (B). Scratch: surplus float32 [B, blocks]; the list int64, int64, float64, float32, float64, each [B, N]."""
     b = tl.program_id(0).to(tl.int64)
     first = b * nodes
     temperature = tl.load(temperatures + b)
     greedy = temperature == 0
     scale = steepness(temperature)
     stats = (peaks, masses, firsts)
-    notes = (noted_tokens + first, noted_draws + first, growths + first, shares + first)
+    notes = (noted_tokens + first, noted_draws + first, growths + first, tops + first, shares + first)
     logits += b * logits_b
     draft += b * draft_b
 
@@ -230,9 +239,10 @@ def tree_emit(
     last = tl.zeros([], tl.int64)
     depth = tl.zeros([], tl.int32)
     tried = tl.zeros([], tl.int32)
-    elders = tl.zeros([], tl.float64)  # the mass of q that siblings without replacement have taken
     top_p, total_p, best_p = tl.zeros([], tl.float32), tl.full([], 1.0, tl.float64), tl.zeros([], tl.int32)
     top_q, total_q, best_q = tl.zeros([], tl.float32), tl.full([], 1.0, tl.float64), tl.zeros([], tl.int32)
+    # Of the draft's logits, less those of siblings without replacement: the largest, and the sum in units of it.
+    anchor, remains = tl.zeros([], tl.float32), tl.full([], 1.0, tl.float64)
     size_q = tl.zeros([], tl.int32)  # 0 where no child was drawn: its q is not read
     left = tl.zeros([WIDTH], tl.float64)  # r's masses of the blocks; they sum to 1
     taken = tl.where(node == 0, 0, -1).to(tl.int64)
@@ -249,7 +259,6 @@ def tree_emit(
             verdict = tl.where(anywhere(broken), NOT_A_LAW, verdict)
             left = block_masses(stats, row, top_p, scale, blocks, WIDTH) / total_p
             tried = tried * 0
-            elders = elders * 0
             if HAS_DRAFT:
                 drawn_here = anywhere(drawn_all & (parent == here))
                 size_q = tl.where(drawn_here, draft_vocab, 0)
@@ -258,6 +267,7 @@ def tree_emit(
                         stats, lse, row + one, rows, one == 0, temperature, blocks, WIDTH, HAS_LSE
                     )
                     top_q, total_q, best_q = tl.sum(top, 0), tl.sum(total, 0), tl.sum(best, 0)
+                    anchor, remains = top_q, total_q
         row_q = (draft + here * draft_n, size_q, (draft_floors + row, draft_ties + row))
         child = tl.min(tl.where(kept & (parent == here) & (node > last), node, nodes), 0).to(tl.int64)
         going = (verdict == FINE) & (child < nodes)
@@ -267,13 +277,15 @@ def tree_emit(
             u = tl.load(accept + first + child)
             p_x = chance(read_kept(row_p[0], x, vocab, row_p[2], PLAIN), x, (top_p, total_p, best_p), greedy, scale)
             q_x = p_x * 0
+            score_x = tl.full([], float("-inf"), tl.float32)
             if HAS_DRAFT:
-                logit = read_kept(row_q[0], x, size_q, row_q[2], PLAIN)
-                q_x = chance(logit, x, (top_q, total_q, best_q), greedy, scale)
-            r_x, rest_x = leftover(p_x, q_x, x, tried, notes)
-            share = 1 / tl.maximum(tl.maximum(1 - elders, rest_x), 1e-300)  # what is left of q holds x, at least
-            q_now = tl.where(draw == DETERMINISTIC, 1.0, tl.where(draw == WITHOUT, rest_x * share, q_x))
-            if (draw == WITHOUT) & ~(rest_x > 0):
+                score_x = read_kept(row_q[0], x, size_q, row_q[2], PLAIN)
+                q_x = chance(score_x, x, (top_q, total_q, best_q), greedy, scale)
+            r_x, score_x = leftover(p_x, score_x, x, tried, notes, anchor, scale)
+            fresh = weights(score_x, anchor, scale).to(tl.float64) / remains
+            fresh = tl.where(greedy, tl.where(score_x > float("-inf"), q_x, 0.0), fresh)
+            q_now = tl.where(draw == DETERMINISTIC, 1.0, tl.where(draw == WITHOUT, fresh, q_x))
+            if (draw == WITHOUT) & ~(fresh > 0):
                 verdict = tl.where(going, NOT_DRAWN, verdict)
                 going = going & False
             p_seen = tl.where(node == child, r_x, p_seen)
@@ -284,35 +296,47 @@ def tree_emit(
                 depth += 1
                 taken = tl.where(node == depth, child, taken)
             else:
-                growth = tl.zeros([], tl.float64)
+                # The note comes first, its growth still 1, so that the pass reads it like the others.
+                share = tl.where(draw == WITHOUT, 1 / remains, 1 / total_q)
+                tl.debug_barrier()
+                tl.store(noted_tokens + first + tried, x)
+                tl.store(noted_draws + first + tried, draw)
+                tl.store(growths + first + tried, tl.full([], 1.0, tl.float64))
+                tl.store(tops + first + tried, tl.where(draw == WITHOUT, anchor, top_q))
+                tl.store(shares + first + tried, tl.where(draw == DETERMINISTIC, 0.0, share))
+                tl.debug_barrier()
                 after = left
                 if (draw == DETERMINISTIC) & ~greedy:
                     after = tl.where(tl.arange(0, WIDTH) == x // BLOCK, tl.maximum(left - r_x, 0.0), left)
                 if HAS_DRAFT:  # noqa: SIM102, as it is a constant
                     if (draw != DETERMINISTIC) & ~greedy & going:
                         scaled_p = (row_p, top_p, (1 / total_p).to(tl.float32))
-                        scaled_q = (row_q, top_q, (1 / total_q).to(tl.float32))
-                        for block in range(tl.cdiv(vocab, BLOCK)):
+                        peak, mass = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float64)
+                        for block in range(blocks):
                             index = block * BLOCK + tl.arange(0, BLOCK)
-                            p, q = _both(index, scaled_p, scaled_q, scale, True, PLAIN)
-                            r, rest = leftover(p, q, index, tried, notes)
-                            lost = tl.where(draw == WITHOUT, rest * share.to(tl.float32), q)
-                            tl.store(surplus + b * blocks + block, tl.sum(tl.maximum(r - lost, 0.0), 0))
+                            p, score = _sides(index, scaled_p, (row_q, anchor), scale, True, PLAIN)
+                            r, score = leftover(p, score, index, tried + 1, notes, anchor, scale)
+                            tl.store(surplus + b * blocks + block, tl.sum(r, 0))
+                            if draw == WITHOUT:
+                                higher = tl.maximum(peak, tl.max(score, 0))
+                                ground = tl.where(higher > float("-inf"), higher, 0.0)
+                                here_mass = tl.sum(weights(score, ground, scale), 0).to(tl.float64)
+                                mass = mass * weights(peak, ground, scale) + here_mass
+                                peak = higher
+                        if draw == WITHOUT:
+                            anchor = tl.where(mass > 0, peak, anchor)
+                            remains = tl.where(mass > 0, mass, 1.0)
                         tl.debug_barrier()
                         block = tl.arange(0, WIDTH)
-                        there = block < tl.cdiv(vocab, BLOCK)
-                        after = tl.load(surplus + b * blocks + block, mask=there, other=0.0).to(tl.float64)
+                        after = tl.load(surplus + b * blocks + block, mask=block < blocks, other=0.0).to(tl.float64)
+                growth = tl.zeros([], tl.float64)
                 s = tl.sum(after, 0)
                 if (s > 0) & ~greedy:  # else rounding left nothing: the law stays as it was
                     growth = 1 / s
                     left = after * growth
                 tl.debug_barrier()
-                tl.store(noted_tokens + first + tried, x)
-                tl.store(noted_draws + first + tried, draw)
                 tl.store(growths + first + tried, growth)
-                tl.store(shares + first + tried, share)
                 tl.debug_barrier()
-                elders += tl.where(draw == WITHOUT, rest_x, 0.0)
                 tried += 1
 
     bad = verdict != FINE
@@ -329,7 +353,7 @@ def tree_emit(
     coin = tl.load(emit + first + depth)
     scaled_p = ((logits + here * logits_n, vocab, (floors + row, ties + row)), top_p, (1 / total_p).to(tl.float32))
     row_q = (draft + here * draft_n, size_q, (draft_floors + row, draft_ties + row))
-    scaled_q = (row_q, top_q, (1 / total_q).to(tl.float32))
+    scaled_q = (row_q, anchor)
     chosen = tl.where(bad, -1, best_p)
     looking = ~(bad | greedy)
     while looking:
@@ -348,6 +372,6 @@ def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: a small tree of a draft that knows its lse; where full, all kinds."""
     for name, types, constants in chain_types(full):
         types = types | dict.fromkeys(("parents", "noted_tokens", "noted_draws"), "*i64")
-        types |= dict.fromkeys(("growths", "shares"), "*fp64")
+        types |= dict.fromkeys(("growths", "shares"), "*fp64") | {"tops": "*fp32"}
         warps = tree_warps(constants["BLOCK"], bool(constants["HAS_DRAFT"]))
         yield Variant(f"tree_emit {name}", tree_emit, types, constants, warps=warps, registers=255)

@@ -11,19 +11,19 @@ from specdecode_ref.coins import Coins
 def draft(seed: int, sequences: Tensor, base: Tensor, count: int) -> Tensor:
     """The coins float64 [B, count] that draw the nodes of each sequence's tree. sequences, base: int64 [B]."""
     rows = [[Coins(seed, s).draft(b, node) for node in range(count)] for s, b in _keys(sequences, base)]
-    return torch.tensor(rows, dtype=torch.float64, device=base.device)
+    return torch.tensor(rows, dtype=torch.float64, device=base.device).view(len(base), count)
 
 
 def accept(seed: int, sequences: Tensor, base: Tensor, count: int) -> Tensor:
     """The coins float64 [B, count] that the nodes are tested with. sequences, base: int64 [B]."""
     rows = [Coins(seed, s).accept(b, count) for s, b in _keys(sequences, base)]
-    return torch.tensor(rows, dtype=torch.float64, device=base.device)
+    return torch.tensor(rows, dtype=torch.float64, device=base.device).view(len(base), count)
 
 
 def emits(seed: int, sequences: Tensor, base: Tensor, count: int) -> Tensor:
     """The coins float64 [B, count] of the tokens at positions base, base + 1, ... sequences, base: int64 [B]."""
     rows = [Coins(seed, s).emits(b, count) for s, b in _keys(sequences, base)]
-    return torch.tensor(rows, dtype=torch.float64, device=base.device)
+    return torch.tensor(rows, dtype=torch.float64, device=base.device).view(len(base), count)
 
 
 def _keys(sequences: Tensor, base: Tensor) -> zip[tuple[int, int]]:

@@ -22,7 +22,10 @@ class Best(NamedTuple):
 
 def law(logits: Tensor, rules: Rules) -> Tensor:
     """The laws [R, V] of rows of logits [R, V], each under its own rule; a row without a law is NaN."""
-    return torch.stack([_law(row, rules, i) for i, row in enumerate(logits)])
+    out = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+    for i, row in enumerate(logits):
+        out[i] = _law(row, rules, i)
+    return out
 
 
 def pick(logits: Tensor, rules: Rules, coins: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ def _verify(
         q_eff=torch.full((batch, nodes), math.nan, dtype=torch.float64),
         status=torch.full((batch,), FINE),
     )
-    width = max(logits.shape[-1], 1 + int(drafts.tokens.max()), 0 if drafts.logits is None else drafts.logits.shape[-1])
+    named = 1 + max(drafts.tokens.flatten().tolist(), default=0)
+    width = max(logits.shape[-1], named, 0 if drafts.logits is None else drafts.logits.shape[-1])
     for b in range(batch):
         try:
             draft, kept = draft_tree(drafts, rules, b, width)

@@ -138,13 +138,15 @@ def _ends(setup: Setup, session: Any, output: tuple[int, ...], search: bool) -> 
     (row,) = session._rows
     frozen = (*row.rounds, row.proposer.draft, row.proposer.verdict, setup.rule)
     drafters = (session._drafter, setup.drafter, *getattr(setup.drafter, "drafters", ()))
-    fixed = (session._verifier, session._tokenizer, session._about)
+    fixed = (session._verifier, session._tokenizer, session._about, session._job, row.coins)
     shared = {id(x): x for x in (setup.model, *drafters, *frozen, *fixed)}  # what a fork need not copy
+    planes = [plane for cache in (session._cache, *_caches(row.proposer)) for plane in cache.planes]
     rule = setup.verifier if setup.verifier != "auto" else "tree"
     known: dict[Any, Edges] = {}
 
     def program(read: Reader) -> Result:
-        fork = copy.deepcopy(session, dict(shared))
+        clones = {id(plane): plane.clone() for plane in planes}  # `deepcopy` takes ten times as long for a tensor
+        fork = copy.deepcopy(session, shared | clones)
         (row,) = fork._rows
         row.coins = _Coins(read, base)
         step = next(iter(fork))

@@ -12,17 +12,17 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import specdecode_ref
 from specdecode_ref.errors import InputError
 
 _ORIGINAL = specdecode_ref.__name__
 _ROOT = Path(specdecode_ref.__file__).parent
-_numbers = count(1)
 
 
 class Package:
@@ -48,7 +48,7 @@ def planted(file: str, old: str, new: str) -> Iterator[Package]:
     source = (_ROOT / file).read_text(encoding="utf-8")
     if source.count(old) != 1:
         raise InputError(f"text that stands once in {file}", f"{source.count(old)} times: {old!r}", "renew the patch")
-    name = f"{_ORIGINAL}_copy_{next(_numbers)}"
+    name = _free_name()
     finder = _Finder(name, {_ROOT / file: source.replace(old, new)})
     sys.meta_path.insert(0, finder)
     try:
@@ -59,23 +59,29 @@ def planted(file: str, old: str, new: str) -> Iterator[Package]:
             del sys.modules[module]
 
 
+def _free_name() -> str:
+    """The first name that no copy has now. A name that comes back finds most of its modules compiled."""
+    taken = {finder.name for finder in sys.meta_path if isinstance(finder, _Finder)}
+    return next(name for n in count(1) if (name := f"{_ORIGINAL}_copy_{n}") not in taken)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the modules of one copy where the original's are."""
 
     def __init__(self, name: str, patched: dict[Path, str]) -> None:
-        self._name, self._patched = name, patched
+        self.name, self._patched = name, patched
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         head, *rest = fullname.split(".")
-        if head != self._name:
+        if head != self.name:
             return None
         place = _ROOT.joinpath(*rest)
         file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         if not file.is_file():
             return None
-        loader = _Loader(self._name, file, self._patched)
+        loader = _Loader(self.name, file, self._patched)
         return importlib.machinery.ModuleSpec(fullname, loader, origin=str(file), is_package=place.is_dir())
 
 
@@ -87,5 +93,9 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         source = self._patched.get(self._file) or self._file.read_text(encoding="utf-8")
-        renamed = re.sub(rf"\b{_ORIGINAL}\b", self._name, source)
-        exec(compile(renamed, str(self._file), "exec"), module.__dict__)
+        exec(_compiled(source, self._file, self._name), module.__dict__)
+
+
+@cache
+def _compiled(source: str, file: Path, name: str) -> CodeType:
+    return compile(re.sub(rf"\b{_ORIGINAL}\b", name, source), str(file), "exec")

@@ -69,12 +69,14 @@ class TableModel:
         held.scatter_(1, where.slots, tokens)
         positions.scatter_(1, where.slots, where.positions)
         logits = torch.zeros(*tokens.shape, self.vocab_size, dtype=self.dtype, device=self.device)
+        used, period = where.mask.shape[-1], len(self.tilt)
         for b, row in enumerate(parents):
-            slots = list(zip(positions[b].tolist(), held[b].tolist(), strict=True))
-            for i, mask in enumerate(where.mask[b, : len(row)].tolist()):
-                seen = sorted((slot for slot, sees in zip(slots, mask, strict=False) if sees), key=lambda slot: slot[0])
-                context = [*[self.vocab_size] * self.order, *(token for _, token in seen)][-self.order :]
-                logits[b, i] = self.table[tuple(context)] + self.tilt[where.positions[b, i] % len(self.tilt)]
+            slots = sorted(zip(positions[b, :used].tolist(), range(used), held[b, :used].tolist(), strict=True))
+            masks = where.mask[b, : len(row)].tolist()
+            for i, (mask, position) in enumerate(zip(masks, where.positions[b].tolist(), strict=False)):
+                seen = [token for _, slot, token in slots if mask[slot]]
+                context = [*[self.vocab_size] * self.order, *seen][-self.order :]
+                logits[b, i] = self.table[tuple(context)] + self.tilt[position % period]
         return Output(logits)
 
     def prefill(

@@ -65,4 +65,4 @@ def carried(weight: float, p_x: float, q_x: float) -> float:
 def after_rejection(weight: float, p: Tensor, q: Tensor) -> float:
     """The weight that a prefix keeps once a token drawn from `q` behind it was rejected: s / (s + 1 - w)."""
     s = float((weight * p - q).clamp_(min=0).sum())
-    return s / (s + 1 - weight) if s > 0 else 0.0
+    return s / (s + (1 - weight)) if s > 0 else 0.0  # 1 - w first: s + 1 would lose a small s

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from specdecode_ref.errors import FidelityError, InputError, UnknownNameError
+from specdecode_ref.fidelity import conformance
 from specdecode_ref.fidelity.conformance import Report, assert_lossless, examine, load, replay
 from specdecode_ref.fidelity.private import planted
 from specdecode_ref.verify import chain, tree
@@ -23,6 +24,12 @@ from specdecode_ref.verify import chain, tree
 Verify = Callable[..., Any]
 BRIEF: dict[str, Any] = {"draws": ("with_replacement",), "vocab": 3, "samples": 1000}
 """Settings for a quick look; token 4 and other ways to draw are left out."""
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One child does all of it: each other would do once more what does not depend on its share of the cases."""
+    monkeypatch.setattr(conformance, "MOST_PROCESSES", 1)
 
 
 def test_a_lossless_rule_passes_and_says_what_was_judged() -> None:
@@ -68,6 +75,7 @@ PATCHES = {
 QUICK = ("accepts a window of coins", "a tiny p", "at depth 2 only")
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     "bug", [bug if bug in QUICK else pytest.param(bug, marks=pytest.mark.long, id=bug) for bug in PATCHES]
 )
@@ -77,6 +85,7 @@ def test_a_planted_bug_in_a_chain_is_found(bug: str) -> None:
     assert not report.lossless and report.rung in ("D", "R1"), report.text()
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -175,6 +184,7 @@ def misbehaving() -> dict[str, tuple[Verify, str]]:
     }
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("what", misbehaving())
 def test_misbehaviour_is_a_finding_with_a_name(what: str) -> None:
     verifier, finding = misbehaving()[what]

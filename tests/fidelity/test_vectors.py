@@ -92,7 +92,7 @@ def test_a_chain_of_eight_is_left_at_every_place() -> None:
 OWN = {
     "block: prefixes have their own weight": ("block", "if i == gamma else after_rejection(w[i], p[i], q[i])", ""),
     "block: the residual unweighted": ("block", "residual(w[i] * p[i], q[i])", "residual(p[i], q[i])"),
-    "block: h = s": ("block", "return s / (s + 1 - weight)", "return s"),
+    "block: h = s": ("block", "return s / (s + (1 - weight))", "return s"),
     "traversal: the residual unweighted": (
         "traversal",
         "residual(before * owed, q_eff)",

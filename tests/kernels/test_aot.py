@@ -97,6 +97,12 @@ def copy(x, y, stride, SIZE: tl.constexpr):
 
 
 @triton.jit
+def shift(x, y, start, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(y + index, tl.load(x + start + index))
+
+
+@triton.jit
 def hold(x, y, count, SIZE: tl.constexpr):
     held = tl.load(x + tl.arange(0, SIZE))
     for i in range(count):
@@ -115,13 +121,15 @@ JOB = """
 import json
 from bad import *
 from specdecode_kernels import aot
-from specdecode_kernels.variant import Variant
+from specdecode_kernels.variant import Variant, int32
 
 floats, halves = {"x": "*fp32", "y": "*fp32"}, {"x": "*bf16", "y": "*bf16"}
 found = {}
 for variant in (
     Variant("good", copy, floats, {"SIZE": 1024, "stride": 1}),
     Variant("strided", copy, floats | {"stride": "i32"}, {"SIZE": 1024}),
+    Variant("aligned", shift, floats | {"start": int32(64)}, {"SIZE": 1024}),
+    Variant("not aligned", shift, floats | {"start": int32(65)}, {"SIZE": 1024}),
     Variant("greedy", copy, floats, {"SIZE": 1024, "stride": 1}, registers=8),
     Variant("spilled", hold, floats | {"count": "i32"}, {"SIZE": 8192}, warps=1, registers=255),
     Variant("large tile", product, halves, {"ROWS": 64}, dot=True),
@@ -147,6 +155,8 @@ def test_faults_of_real_code_are_found(tmp_path: Path) -> None:
     expected = {
         "good": [],
         "strided": ["no read of 16 bytes"],
+        "aligned": [],
+        "not aligned": ["no read of 16 bytes"],
         "greedy": ["registers, the cap is 8"],
         "spilled": ["stack of", "spills"],
         "large tile": [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -70,7 +71,8 @@ def test_a_smoke_run_runs_everything_and_claims_nothing(tmp_path: Path, capsys: 
     assert all("needs a GPU" in case["reason"] for case in found["cases"] if case["status"] == "skipped")
     assert {goal["verdict"] for goal in found["goals"]} == {"not measured"}
     shown = capsys.readouterr()
-    assert bench.SMOKE in shown.out and not re.search(r"[0-9] (µs|GB/s|tokens/s)", shown.out.partition("goal")[0])
+    assert re.search(f"{bench.SMOKE}; [0-9]+ ok, 4 skipped$", shown.out.rstrip())
+    assert not re.search(r"[0-9] (µs|GB/s|tokens/s)|goal", shown.out)
     assert not shown.err
 
 
@@ -87,6 +89,79 @@ def test_without_a_gpu_it_says_so_in_one_line(
     monkeypatch.setattr(launch, "interpreted", lambda kernel: False)
     assert bench.main(["--smoke"]) == bench.NOTHING_RUN
     assert "set TRITON_INTERPRET=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--model", "--smoke"], "not allowed with argument"),
+        (["--bandwidth", "3"], "--bandwidth goes with --model"),
+        (["--model", "--bandwidth", "0"], "a bandwidth above 0 is wanted, not 0"),
+        (["--model", "--bandwidth", "nan"], "a bandwidth above 0"),
+        (["--model", "--bandwidth", "fast"], "invalid"),
+        (["--quick"], "unrecognized arguments: --quick"),
+    ],
+)
+def test_options_that_make_no_sense(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(arguments)
+    assert caught.value.code == bench.NOTHING_RUN and complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--model", "--smoke"])
+@pytest.mark.parametrize("place", ["", ".", "missing/file.json"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    option: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "here", lambda: pytest.fail("it ran"))
+    assert bench.main([option, "--json", place]) == bench.NOTHING_RUN
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and "cannot be written" in shown.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_can_no_longer_be_written_costs_no_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+
+    def records() -> Iterator[Record]:
+        (folder / "out.json").unlink()
+        folder.rmdir()
+        yield Record("checks", "one", "ok")
+
+    monkeypatch.setattr(run, "here", records)
+    assert bench.main(["--smoke", "--json", str(folder / "out.json")]) == bench.FAILED
+    shown = capsys.readouterr()
+    assert "cannot be written" in shown.err and "one" in shown.out
+
+
+def test_an_interrupt_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def records() -> Iterator[Record]:
+        yield Record("checks", "one", "ok")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "here", records)
+    path = tmp_path / "out.json"
+    assert bench.main(["--smoke", "--json", str(path)]) == bench.INTERRUPTED
+    assert [case["name"] for case in json.loads(path.read_text())["cases"]] == ["one"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_worker_leaves_an_interrupt_to_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C reaches both; only the parent has something to say."""
+
+    def plan(smoke: bool) -> Iterator[Case]:
+        yield Case("checks", "interrupted", lambda stand: os.kill(os.getpid(), signal.SIGINT) or {})
+        yield Case("checks", "next", fine)
+
+    _, *records = run.apart(plan, smoke=True, start_by="fork")
+    assert [r.status for r in records if isinstance(r, Record)] == ["ok", "ok"]
+    assert not capfd.readouterr().err
 
 
 def test_the_model_is_labelled_and_counts_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

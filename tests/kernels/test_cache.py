@@ -111,14 +111,46 @@ def test_offsets_beyond_31_bits(rows: int, apart: int) -> None:
     assert lengths.tolist() == [2] * rows
 
 
-def test_what_is_no_path_moves_nothing() -> None:
-    """Entries out of order, or beyond the planes, would be an engine's bug; memory outside the planes stays whole."""
+NOTHING = {
+    "a node that is none": (1, [0, -1], 2),
+    "a node before its place": (1, [0, 0], 2),
+    "far beyond the slots": (3, [0, 2**40], 2),
+    "one slot too far": (2, [0, 2], 2),
+    "before the first slot": (-5, [0, 6], 2),
+    "far before it": (-(2**63), [0, 2**62], 2),
+    "a sum that overflows": (2**63 - 1, [0, 1, 2**62], 3),
+    "a count that is none": (0, [0, 3], -(2**32) + 2),
+}
+"""Lengths, paths and counts of an engine with a bug, in planes of four slots."""
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_is_no_path_moves_nothing(name: str) -> None:
+    """Not in the planes, and not in the memory before and behind them."""
+    length, path, count = NOTHING[name]
     around = random_planes(3, 1, 1, 4, 8, torch.float32)
     before = around.clone()
-    paths = torch.tensor([[0, -1], [1, 0], [0, 2**40]])
-    kernels.commit(views(around[1:2]), torch.tensor([3]), paths[2:], torch.tensor([2]))
-    kernels.commit(views(around[1:2]), torch.tensor([1]), paths[:1], torch.tensor([2]))
+    kernels.commit(views(around[1:2]), torch.tensor([length]), torch.tensor([path]), torch.tensor([count]))
     assert torch.equal(around.view(torch.int32), before.view(torch.int32))
+
+
+def test_of_a_path_out_of_order_what_goes_forward_is_moved() -> None:
+    """A count beyond the path ends with it."""
+    planes = torch.arange(48.0).reshape(1, 1, 6, 8)
+    lengths = torch.tensor([1])
+    kernels.commit([planes], lengths, torch.tensor([[0, 4, 1, 2]]), torch.tensor([4]))
+    assert planes[0, 0, :, 0].tolist() == [0, 8, 40, 24, 32, 40]
+    kernels.commit([planes], torch.tensor([2]), torch.tensor([[0, 3]]), torch.tensor([99]))
+    assert planes[0, 0, :, 0].tolist() == [0, 8, 40, 40, 32, 40]
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 4, 8), (2, 0, 4, 8), (2, 2, 0, 8), (2, 2, 4, 0)])
+def test_planes_of_nothing(shape: tuple[int, ...]) -> None:
+    lengths, path = torch.zeros(shape[0], dtype=torch.int64), torch.zeros(shape[0], 3, dtype=torch.int64)
+    kernels.commit([torch.empty(shape)], lengths, path, torch.full_like(lengths, 2))
+    kernels.commit([torch.empty(shape)], lengths, path[:, :0], torch.ones_like(lengths))
+    assert lengths.tolist() == [3] * shape[0]
 
 
 def test_bytes(traffic: Any) -> None:
@@ -140,9 +172,14 @@ def test_what_it_refuses() -> None:
     for planes in ([], [plane, plane]):
         with pytest.raises(InputError):
             kernels.commit(planes, lengths, path, count)
-    for planes in ([plane.double()], [plane.byte()], [plane.mT], [plane, plane[:, :, :, :4]], [plane, plane.half()]):
-        with pytest.raises(NotApplicableError):
+    padded = torch.zeros(1, 2, 5, 8)[:, :, :4]
+    for planes in (
+        *([plane.double()], [plane.byte()], [plane.mT]),
+        *([plane, plane[:, :, :, :4]], [plane, plane.half()], [plane, padded]),
+    ):
+        with pytest.raises(NotApplicableError) as caught:
             kernels.commit(planes, lengths, path, count)
+        assert "\n" not in str(caught.value)
     with pytest.raises(NotApplicableError, match="count of dtype int64"):
         kernels.commit([plane], lengths, path, count.int())
     with pytest.raises(InputError, match="path of shape"):

@@ -115,7 +115,7 @@ ROW = "    row = first + stop\n"
 EARLIER = "    stop = tl.where(rejected, stop, tl.maximum(stop - 1, 0))\n"
 FIRST = "tl.min(tl.where(x == peak[:, None], index, NOWHERE), 1)"
 LAST = "tl.max(tl.where(x == peak[:, None], index, -1), 1)"
-SHARE = "share = 1 / tl.maximum(tl.maximum(1 - elders, rest_x), 1e-300)"
+FRESH = "fresh = weights(score_x, anchor, scale).to(tl.float64) / remains"
 SEEN = "            p_seen = tl.where(node == child, r_x,"
 CERTAIN = "q_now = tl.where(draw == DETERMINISTIC, "
 MUTANTS: dict[str, Mutant] = {
@@ -128,7 +128,9 @@ MUTANTS: dict[str, Mutant] = {
     "M18 <= for <": Mutant("an_impossible_token", "verify_chain", ACCEPT, "accepted = (u * q <= p)"),
     "M20 NaN gives token 0": Mutant("no_law", "verify_chain", "where(bad, -1, entry", "where(bad, 0, entry"),
     "M23 certain test, drawn residual": Mutant("a_chain", "verify_chain", ACCEPT, "accepted = (u < p)"),
-    "M24 q not renormalised": Mutant("siblings", "verify_tree", SHARE, "share = 1 + 0 * elders"),
+    "M24 q not renormalised": Mutant(
+        "siblings", "verify_tree", FRESH, FRESH.replace("anchor", "top_q").replace("remains", "total_q")
+    ),
     "M25 siblings against the first p": Mutant("siblings", "verify_tree", SEEN, "            r_x = p_x\n" + SEEN),
     "M28 certain child as drawn": Mutant("siblings", "verify_tree", CERTAIN + "1.0", CERTAIN + "q_x"),
     "M41 last of equals": Mutant("ties", "row_stats", FIRST, LAST),

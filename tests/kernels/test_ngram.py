@@ -66,10 +66,30 @@ def test_large_ids_and_a_strided_batch() -> None:
     compare(wide.T.contiguous().T[:3], lengths, 4, 3, 1)
 
 
+def test_no_requests() -> None:
+    out = kernels.find(torch.zeros(0, 5, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 3, 4, 2)
+    assert out.length.shape == (0,) and out.tokens.shape == (0, 3)
+
+
 @pytest.mark.parametrize("width", [0, 1])
 def test_no_text(width: int) -> None:
     out = compare(torch.zeros(3, width, dtype=torch.int64), torch.full((3,), width), 2, 4, 1)
     assert out.length.tolist() == [0, 0, 0] and out.tokens.tolist() == [[-1, -1]] * 3
+
+
+def test_lengths_that_cannot_be() -> None:
+    """Below 0 there is no text, and beyond the width the text ends with it."""
+    tokens = torch.tensor([[1, 2, 1, 2]]).repeat(4, 1)
+    out = kernels.find(tokens, torch.tensor([-1, -(2**63), 5, 2**40]), 2, 4, 1)
+    assert out.length.tolist() == [0, 0, 2, 2]
+    assert out.tokens.tolist() == [[-1, -1]] * 2 + [[1, 2]] * 2
+
+
+def test_ngrams_longer_than_any_text() -> None:
+    """Are no matches, and no work: a round for each of 2^30 lengths would never end."""
+    tokens = torch.tensor([[7, 7, 7, 7, 7]])
+    assert compare(tokens, torch.tensor([5]), 2, 2**30, 1).length == 4
+    assert compare(tokens, torch.tensor([5]), 2, 2**30, 6).length == 0
 
 
 def test_bytes(traffic: Any) -> None:
@@ -93,5 +113,7 @@ def test_what_it_refuses() -> None:
             kernels.find(tokens, lengths, gamma, longest, shortest)
     with pytest.raises(NotApplicableError, match="tokens of dtype int64"):
         kernels.find(tokens.int(), lengths, 3, 4, 2)
+    with pytest.raises(NotApplicableError, match="lengths of dtype int64"):
+        kernels.find(tokens, lengths.int(), 3, 4, 2)
     with pytest.raises(InputError, match="lengths of shape"):
         kernels.find(tokens, lengths[:1], 3, 4, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from specdecode_kernels import splits as splits_file
 from specdecode_kernels import tree_attention as kernel
 from torch import Tensor
 
@@ -154,6 +156,22 @@ def test_a_tree_that_runs_out_of_the_cache() -> None:
     assert torch.equal(of.run(), inside.run())
 
 
+def test_a_negative_length_is_none() -> None:
+    of = case(5, 1, 1, [0, 0])
+    for lengths in (torch.tensor([-1, -(2**40)]), torch.full((2,), -(2**63))):
+        assert torch.equal(replace(of, lengths=lengths).run(), of.run())
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_scores_of_ten_thousand(dtype: torch.dtype, side: int) -> None:
+    """All scores of a node are ten thousand, more or less: in float32 their differences have an error of some ulps of
+    that, and so have the weights, but nothing overflows or vanishes."""
+    of = case(3, 2, 1, [40, 7], dtype=dtype)
+    of.q[..., 0], of.keys[..., 0] = 100, 800 * side  # times 64 ** -0.5
+    assert of.error(of.run(splits=2)) < tolerance(dtype) + 16 * 1e4 * 2.0**-24
+
+
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 def test_a_nan_is_not_hidden() -> None:
     """A query of NaN gives NaN, not 0, and to that node only."""
@@ -163,10 +181,20 @@ def test_a_nan_is_not_hidden() -> None:
     assert out[:, 3].isnan().all() and torch.equal(out.isnan(), expected.isnan())
 
 
-def test_no_requests() -> None:
-    assert case(2, 1, 1, [4]).run().shape == (1, 2, 1, 64)
-    none = Case(torch.empty(0, 2, 1, 64), *[torch.empty(0, 1, 9, 64)] * 2, *[torch.empty(0, dtype=torch.int64)] * 2)
-    assert replace(none, ancestors=none.ancestors.reshape(0, 2, 1)).run().shape == (0, 2, 1, 64)
+@pytest.mark.parametrize(("batch", "nodes", "slots"), [(0, 2, 9), (2, 0, 9), (2, 3, 0)])
+def test_no_requests_no_nodes_no_slots(batch: int, nodes: int, slots: int) -> None:
+    cache = torch.full((batch, 1, slots, 64), torch.nan)
+    masks = torch.ones(batch, nodes, -(-nodes // 64), dtype=torch.int64)
+    of = Case(torch.ones(batch, nodes, 1, 64), cache, cache, torch.full((batch,), 4), masks)
+    out = of.run()
+    assert out.shape == (batch, nodes, 1, 64) and out.eq(0).all()
+
+
+def test_queries_with_gaps() -> None:
+    of = case(3, 2, 1, [20])
+    wide = torch.randn(1, 3, 2, 128)
+    wide[..., ::2] = of.q
+    assert torch.equal(replace(of, q=wide[..., ::2]).run(), of.run())
 
 
 def test_offsets_beyond_32_bits() -> None:
@@ -208,6 +236,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "values of another shape": ({"values": torch.zeros(2, 2, 8, 64)}, "values of shape"),
     "lengths of another batch": ({"lengths": torch.zeros(3, dtype=torch.int64)}, "lengths of shape"),
     "too few words": ({"ancestors": torch.zeros(2, 3, 0, dtype=torch.int64)}, "ancestors of shape"),
+    "queries of integers": ({"q": torch.zeros(2, 3, 4, 64, dtype=torch.int32)}, "q of dtype"),
+    "lengths of 32 bits": ({"lengths": torch.zeros(2, dtype=torch.int32)}, "lengths of dtype"),
+    "no key heads": (dict.fromkeys(("keys", "values"), torch.zeros(2, 0, 9, 64)), "multiple of the key heads"),
     "32-bit masks": ({"ancestors": torch.zeros(2, 3, 1, dtype=torch.int32)}, "ancestors of dtype"),
     "slots on the last dimension": ({"keys": torch.zeros(2, 2, 64, 9).mT}, "last dimension"),
     "slots far apart": (
@@ -220,8 +251,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_refused(name: str) -> None:
     change, message = WRONG[name]
-    with pytest.raises(SpecDecodeError, match=message):
+    with pytest.raises(SpecDecodeError, match=message) as caught:
         replace(case(3, 2, 2, [4, 2], slots=9), **change).run()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -265,19 +297,26 @@ MUTANTS = {
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_comparison_kills_a_wrong_kernel(name: str, tmp_path: Path, poison: None) -> None:
+def test_the_comparison_kills_a_wrong_kernel(
+    name: str, tmp_path: Path, poison: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel's own source with one error, on one case: more than a word of nodes, a dropped one, a ragged end."""
+    for module in (kernel, splits_file):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     of = case(66, 1, 1, [200], dtype=torch.float16)
     assert of.error(of.run(mutant(tmp_path, *MUTANTS[name]), splits=3)) > 4 * tolerance(torch.float16)
 
 
 def mutant(folder: Path, right: str, wrong: str) -> ModuleType:
-    source = Path(kernel.__file__).read_text()
-    assert source.count(right) == 1
-    path = folder / "mutant.py"
-    path.write_text(source.replace(right, wrong))
-    spec = spec_from_file_location("mutant", path)
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The kernel with one error, which is in its own file or in that of the splits."""
+    files = [splits_file, kernel]
+    assert sum(Path(file.__file__).read_text().count(right) for file in files) == 1
+    for file in files:
+        path = folder / Path(file.__file__).name
+        path.write_text(Path(file.__file__).read_text().replace(right, wrong))
+        spec = spec_from_file_location(file.__name__, path)
+        assert spec and spec.loader
+        module = module_from_spec(spec)
+        sys.modules[file.__name__] = module  # for the next one to import, until the fixture puts the right one back
+        spec.loader.exec_module(module)
     return module

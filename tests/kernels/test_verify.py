@@ -8,13 +8,15 @@ lies within EDGE of a boundary of the reference's cdf, before it is normalised. 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from specdecode_kernels import round as round_file
 from specdecode_kernels import row_stats, verify, verify_block, verify_chain, verify_tree
 from torch import Tensor
 
@@ -282,6 +284,100 @@ def test_siblings_that_cannot_have_been_drawn() -> None:
     assert run("tree", arguments)[0].status.tolist() == [NOT_DRAWN, NOT_DRAWN, FINE]
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_a_sure_draft_without_replacement() -> None:
+    """The first child takes all of q but 1e-7, or but exp(-120): its siblings share what is left, and p is wide."""
+    nodes = 4
+    gaps = torch.tensor([16.0, 16.0, 120.0, 120.0])
+    logits = torch.tensor([0.3, -0.2, 0.1, 0.0, 0.4, -0.1]).repeat(4, nodes, 1)
+    draft = torch.tensor([0.0, -0.5, 0.3, 0.0, -1.0, 0.6]).repeat(4, nodes, 1)
+    draft[:, :, 3] += gaps[:, None]
+    tokens = torch.tensor([[0, 3, 5, 2]]).expand(4, nodes)
+    parents = torch.tensor([[-1, 0, 0, 0]]).expand(4, nodes)
+    draws = torch.tensor([[0, WITHOUT, WITHOUT, WITHOUT], [0, WITHOUT, WITH, WITHOUT]]).repeat(2, 1)
+    for accept, emit in ((0.97, 0.31), (0.97, 0.73), (0.9, 0.52)):
+        coins = torch.full((4, nodes), accept, dtype=torch.float64)
+        drafts = Drafts(tokens, parents, draws, draft)
+        assert agree("tree", (logits, drafts, Rules.of([PLAIN] * 4), coins, torch.full_like(coins, emit))) == 0
+
+
+def test_a_tiny_residual_is_no_rounding() -> None:
+    """Block verification where p and q differ by 1e-18 of the mass: h = s / (s + (1 - w)) is 1 at w = 1."""
+    logits = torch.tensor([[0.0, 0.0, -41.0, -40.0]]).repeat(1, 3, 1)
+    draft = torch.tensor([[0.0, 0.0, -40.0, -41.0]]).repeat(1, 3, 1)
+    draft[:, 0] = logits[:, 0]
+    tokens, coins = torch.tensor([[0, 1, 2]]), torch.tensor([[0.0, 0.5, 0.9]], dtype=torch.float64)
+    out = verify.verify_block(logits, Drafts.chains(tokens, draft), Rules.of([PLAIN]), coins, coins)
+    assert (out.length.tolist(), out.token.tolist(), out.p_eff[0, 1].item()) == ([2], [3], 1.0)
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    """Top-p parts them by token order alone."""
+    logits = torch.full((3, 1, 8), -0.0)
+    logits[1, 0, 1::2] = 0.0
+    logits[2, 0] = 0.0
+    coins = torch.full((3, 1), ALMOST_ONE, dtype=torch.float64)
+    rules = Rules.of([SamplingRule(top_p=0.5)] * 3)
+    arguments = (logits, Drafts.chains(torch.zeros(3, 1, dtype=torch.int64)), rules, coins, coins)
+    assert agree("chain", arguments) == 0
+    assert run("chain", arguments)[0].token.tolist() == [3, 3, 3]
+
+
+EXTREMES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("huge", lambda x: 1e30 * x),
+    ("all that float32 holds", lambda x: 3e38 * x.sign()),
+    ("denormal", lambda x: 1e-40 * x),
+    ("constant", lambda x: torch.full_like(x, -0.0)),
+    ("one finite", lambda x: torch.where(x == x.max(-1, keepdim=True).values, x, -torch.inf)),
+    ("holes", lambda x: torch.where(x > 0.3 * x.max(-1, keepdim=True).values, x, -torch.inf)),
+    ("ties", torch.round),
+)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("name", NAMES)
+def test_extreme_logits_and_temperatures(name: str) -> None:
+    """Rows of every strange kind, whose draft is: the same law, the same but for a constant, or something else."""
+    temperatures = (1.0, 1e-6, 100.0, 1e-30, 0.0)
+    rules = [SamplingRule(temperature=t) for t in temperatures]
+    batch = len(EXTREMES)
+    logits, drafts, rows, accept, emit = a_round(
+        name, 12, batch=batch, nodes=4, vocab=7, rules=rules, draws=(WITH, WITHOUT, DETERMINISTIC)
+    )
+    assert drafts.logits is not None
+    for b in range(batch):
+        logits[b] = EXTREMES[b][1](logits[b])
+        if b % 3:
+            drafts.logits[b] = logits[b] + 3.0 * (b % 3 - 1)
+    with np.errstate(all="ignore"):  # numpy warns of overflow, of which a GPU makes the same inf
+        assert agree(name, (logits, drafts, rows, accept, emit)) <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_that_no_vocabulary_has(name: str) -> None:
+    """One token behind the vocabulary is as good as any, also one that is no int32."""
+    logits, drafts, rules, accept, emit = a_round(name, 9, batch=3, nodes=3, vocab=5, draws=(WITH, DETERMINISTIC))
+    drafts.tokens[:, 1] = torch.tensor([2**31 - 1, 2**31, 2**40])
+    out = getattr(verify, f"verify_{name}")(logits, drafts, rules, accept, emit)
+    near = replace(drafts, tokens=drafts.tokens.clamp(max=7))
+    owed = getattr(reference, f"verify_{name}")(logits, near, rules, accept, emit)
+    for column in ("path", "token", "kind", "status"):
+        assert torch.equal(getattr(out, column), getattr(owed, column)), column
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_lse_that_is_none(name: str) -> None:
+    """NaN and inf where it is needed; where nothing was drawn, nobody looks."""
+    logits, drafts, rules, accept, emit = a_round(
+        name, 8, batch=4, nodes=2, vocab=5, rules=(PLAIN,), ragged=0, lse=True
+    )
+    assert drafts.lse is not None
+    drafts.lse[:3, 0] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    drafts.lse[:, 1] = float("nan")
+    out = getattr(verify, f"verify_{name}")(logits, drafts, rules, accept, emit)
+    assert out.status.tolist() == [NOT_A_LAW] * 3 + [FINE]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_draft_without_its_laws_is_refused(name: str) -> None:
     """The reference asserts; a kernel can only say so in its status."""
@@ -298,6 +394,14 @@ def test_refuses_what_it_cannot_read(name: str) -> None:
         kernel(logits.double(), drafts, rules, accept, emit)
     with pytest.raises(NotApplicableError, match="accept_coins of dtype"):
         kernel(logits, drafts, rules, accept.float(), emit)
+    with pytest.raises(NotApplicableError, match=r"drafts\.tokens of dtype"):
+        kernel(logits, replace(drafts, tokens=drafts.tokens.int()), rules, accept, emit)
+    with pytest.raises(NotApplicableError, match=r"drafts\.lse of dtype"):
+        kernel(logits, replace(drafts, lse=accept), rules, accept, emit)
+    with pytest.raises(InputError, match=r"drafts\.lse of shape"):
+        kernel(logits, replace(drafts, lse=torch.zeros(2, 3)), rules, accept, emit)
+    with pytest.raises(InputError, match="tensors on one device"):
+        kernel(logits.to("meta"), drafts, rules, accept, emit)
     with pytest.raises(InputError, match="emit_coins of shape"):
         kernel(logits, drafts, rules, accept, emit[:, :1])
     with pytest.raises(InputError, match="at least one token"):
@@ -456,3 +560,54 @@ def test_bytes_are_what_the_formula_says(name: str, lse: bool, traffic: Any) -> 
     owed = kernels[name].bytes_moved(batch, nodes, vocab, 4, lse=lse, **more[name])
     seen = moved.loaded["logits"] + moved.loaded["draft"]
     assert 0.95 * owed < seen < owed
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_ten_to_fourteen_bytes_a_token(rejected: bool, traffic: Any) -> None:
+    """A request reads each of its 5 rows once, 10 bytes a token of the vocabulary, and the pair of a rejection again.
+
+    On top, less the wider the vocabulary: the block that the coin falls on, 2 blocks in a residual.
+    """
+    batch, nodes, vocab = 1, 5, 16384
+    block, _ = row_stats.tile(vocab)
+    logits, drafts, rules, accept, emit = a_round(
+        "chain", 6, batch=batch, nodes=nodes, vocab=vocab, dtype=torch.bfloat16, rules=(PLAIN,), ragged=0, lse=True
+    )
+    accept[:] = 0.0
+    accept[:, 3] = ALMOST_ONE if rejected else 0.0
+    assert drafts.logits is not None
+    logits[0, 2, drafts.tokens[0, 3]] = -4.0  # p < q there
+    with traffic(logits=logits, draft=drafts.logits) as moved:
+        out = verify.verify_chain(logits, drafts, rules, accept, emit)
+    assert out.length.tolist() == [3 if rejected else 5]
+    owed = 14 + 4 * block / vocab if rejected else 10 + 2 * block / vocab
+    read = (moved.loaded["logits"] + moved.loaded["draft"]) / (batch * vocab)
+    assert owed <= read < owed + 0.05
+    assert moved.bytes / (batch * vocab) < owed + 0.8  # statistics: read by every program
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scratch_of_a_large_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 1 MB, the verdicts included, for 128 requests with 4 drafted tokens each out of 128,256."""
+    batch, nodes, vocab = 128, 5, 128_256
+    row = torch.zeros(vocab, dtype=torch.bfloat16).expand(batch, nodes, vocab)
+    coins, allocated = torch.zeros(batch, nodes, dtype=torch.float64), []
+    real = round_file.Round.empty
+
+    def empty(self: round_file.Round, *shape: int, dtype: torch.dtype) -> Tensor:
+        allocated.append(real(self, *shape, dtype=dtype))
+        return allocated[-1]
+
+    class Idle:
+        """A kernel that is launched and does nothing."""
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda **arguments: None
+
+    monkeypatch.setattr(round_file.Round, "empty", empty)
+    monkeypatch.setattr(round_file, "verify_stats", Idle())
+    for kernel in ("chain_emit", "block_surplus", "block_emit", "tree_emit"):
+        monkeypatch.setattr(verify, kernel, Idle())
+    drafts = Drafts.chains(torch.zeros(batch, nodes, dtype=torch.int64), row)
+    getattr(verify, f"verify_{name}")(row, drafts, Rules.of([PLAIN] * batch), coins, coins)
+    assert 0 < sum(x.nbytes for x in allocated) <= 1e6

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     if arguments.model:
         return _model(arguments)
-    if objection := _objection(arguments.smoke):
+    if objection := _objection(arguments.smoke) or _written(arguments.json, report({}, [], arguments.smoke)):
         print(objection, file=sys.stderr)
         return NOTHING_RUN
     out = Console(width=None if sys.stdout.isatty() else 120)
     about = run.environment(smoke=True) if arguments.smoke else {}
     records: list[Record] = []
-    interrupted = False
+    interrupted, unwritten = False, None
     try:
         for item in run.here() if arguments.smoke else run.apart():
             if isinstance(item, dict):
@@ -56,14 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 records.append(item)
                 out.print(_line(item, records, arguments.smoke), markup=False, highlight=False)
-            _write(arguments.json, report(about, records, arguments.smoke))
+            unwritten = _written(arguments.json, report(about, records, arguments.smoke))
     except KeyboardInterrupt:
         interrupted = True
     _show(out, about, records, arguments.smoke)
     failed = run.failures(records)
     for record in failed:
         print(f"failed: {record.section}: {record.name}: {record.reason}", file=sys.stderr)
-    return INTERRUPTED if interrupted else FAILED if failed else 0
+    if unwritten:
+        print(unwritten, file=sys.stderr)
+    return INTERRUPTED if interrupted else FAILED if failed or unwritten else 0
 
 
 def report(about: dict[str, str], records: Iterable[Record], smoke: bool) -> dict[str, Any]:
@@ -117,10 +121,13 @@ def _line(record: Record, records: Sequence[Record], smoke: bool) -> str:
 
 
 def _show(out: Console, about: dict[str, str], records: Sequence[Record], smoke: bool) -> None:
-    """The goals, each beside what was found."""
-    label = SMOKE if smoke else MEASURED
-    table = Table("goal", "found", "", title=f"{label}: {about.get('card', '')}")
-    for goal in goals.goals([] if smoke else records, about.get("card", "")):
+    """The goals, each beside what was found; of a smoke run, which can meet none, how its cases ended."""
+    if smoke:
+        ended = Counter(record.status for record in records)
+        out.print(f"{SMOKE}; {', '.join(f'{count} {status}' for status, count in ended.items())}", highlight=False)
+        return
+    table = Table("goal", "found", "", title=f"{MEASURED}: {about.get('card', '')}")
+    for goal in goals.goals(records, about.get("card", "")):
         table.add_row(goal.goal, goal.found, goal.verdict)
     out.print(table)
 
@@ -136,7 +143,9 @@ def _model(arguments: argparse.Namespace) -> int:
         times = (f"{model.expected_microseconds(line.bytes, value):.2f}" for value in bandwidths.values())
         table.add_row(line.what, f"{line.bytes / 1e6:.3f}", *times)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    _write(arguments.json, {"schema": SCHEMA, **found})
+    if complaint := _written(arguments.json, {"schema": SCHEMA, **found}):
+        print(complaint, file=sys.stderr)
+        return NOTHING_RUN
     return 0
 
 
@@ -152,26 +161,44 @@ def _objection(smoke: bool) -> str | None:
     return "TRITON_INTERPRET is set, so no kernel would run on the GPU: unset it" if interpreted else None
 
 
-def _write(path: Path | None, content: dict[str, Any]) -> None:
-    if path:
+def _written(path: Path | None, content: dict[str, Any]) -> str | None:
+    """Write the file, if one was asked for; why that failed, one line, or None."""
+    if path is None:
+        return None
+    try:
         with whole_file(path) as part:
             part.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    except (OSError, ValueError) as error:
+        return f"--json {path} cannot be written ({getattr(error, 'strerror', None) or error}): choose another place"
+    return None
+
+
+def _speed(text: str) -> float:
+    """A bandwidth that something can be divided by."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"a bandwidth above 0 is wanted, not {text}")
+    return value
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m specdecode_kernels.bench", description="Check and time the kernels.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, anew after every case")
-    parser.add_argument("--model", action="store_true", help="print what the byte counts predict; measures nothing")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--model", action="store_true", help="print what the byte counts predict; measures nothing")
+    how.add_argument("--smoke", action="store_true", help="every case once on the CPU, to see that it runs")
     parser.add_argument(
         "--bandwidth",
-        type=float,
+        type=_speed,
         nargs="+",
         default=[],
         metavar="TB/S",
         help="for --model, in place of H100's and H200's",
     )
-    parser.add_argument("--smoke", action="store_true", help="every case once on the CPU, to see that it runs")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.bandwidth and not arguments.model:
+        parser.error("--bandwidth goes with --model: a run measures its own")
+    return arguments
 
 
 if __name__ == "__main__":

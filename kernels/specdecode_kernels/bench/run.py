@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -153,7 +154,8 @@ def _next(connection: Connection, patience: float) -> tuple[str, Any]:
 
 
 def work(connection: Connection, task: Task) -> None:
-    """Run what is not done yet, and tell."""
+    """Run what is not done yet, and tell. Ctrl-C is the parent's to hear: it ends its worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     stand = Stand(task.smoke)
     connection.send(("environment", environment(task.smoke)))
     ends = _deadlines(task.began)

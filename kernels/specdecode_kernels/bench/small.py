@@ -34,7 +34,8 @@ def cases(smoke: bool) -> Iterator[Case]:
     """All of them."""
     for batch in (2,) if smoke else BATCHES:
         if batch < 64:
-            yield Case(SECTION, f"commit {LAYERS} layers B={batch}", partial(_commit, batch=batch, one=False))
+            layers = "1 layer" if smoke else f"{LAYERS} layers"
+            yield Case(SECTION, f"commit {layers} B={batch}", partial(_commit, batch=batch, one=False))
             yield Case(SECTION, f"commit one plane B={batch}", partial(_commit, batch=batch, one=True))
         nodes = 9 if smoke else 64
         yield Case(SECTION, f"tree N={nodes} B={batch}", partial(_tree, batch=batch, nodes=nodes))
