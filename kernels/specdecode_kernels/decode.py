@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from specdecode_kernels import coins, drafting, picking, static_model, tree, verify
-from specdecode_kernels.launch import blocks, interpreted
-from specdecode_kernels.round import MOST_IN_A_CHAIN, MOST_IN_A_TREE, MOST_STATS
-from specdecode_kernels.row_stats import BLOCKS, tile
+from specdecode_kernels.launch import interpreted
+from specdecode_kernels.round import MOST_IN_A_TREE, chain_limit
+from specdecode_kernels.row_stats import BLOCKS
 from specdecode_ref.backends import Job, Played
 from specdecode_ref.batched.records import DRAWS, Drafts, Rules, Verdicts
 from specdecode_ref.coins import Coins
@@ -160,12 +159,6 @@ def _objection_to(device: torch.device) -> str | None:
     if gpu and (memory := torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor) < SHARED:
         return f"this GPU has {memory // 1024} kB of shared memory in a multiprocessor, not {SHARED // 1024}"
     return None
-
-
-def chain_limit(vocab: int) -> int:
-    """The most nodes, the root included, of a chain that `verify_chain` and `verify_block` take."""
-    statistics = max(2, triton.next_power_of_2(blocks(vocab, tile(vocab)[0])))
-    return min(MOST_IN_A_CHAIN, MOST_STATS // statistics)
 
 
 def _too_large(job: Job) -> str | None:

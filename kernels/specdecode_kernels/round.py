@@ -26,6 +26,11 @@ MOST_STATS = 1024
 """And a chain's with the statistics of all their blocks: fewer nodes where the vocabulary has more than 32 blocks."""
 
 
+def chain_limit(vocab: int) -> int:
+    """The most nodes, the root included, of a chain over so many tokens. Raises NotApplicableError for too many."""
+    return min(MOST_IN_A_CHAIN, MOST_STATS // _padded(blocks(vocab, tile(vocab)[0])))
+
+
 @dataclass(frozen=True)
 class Round:
     """logits: [B, N, V]; draft: [B, N, V_d]; both with contiguous rows. The others as in `Drafts` and `Rules`.
@@ -57,9 +62,6 @@ class Round:
         """Raises InputError for shapes that do not fit, NotApplicableError for what kernels do not take."""
         require_shape("drafts.tokens", drafts.tokens, -1, -1)
         batch, nodes = drafts.tokens.shape
-        most = MOST_IN_A_CHAIN if chain else MOST_IN_A_TREE
-        if not 0 < nodes <= most:
-            raise NotApplicableError(f"1 to {most} nodes, the root included", nodes, "use the PyTorch reference")
         require_shape("logits", logits, batch, nodes, -1)
         require_dtype("logits", logits, *FLOATS)
         require_shape("rules", rules.temperature, batch)
@@ -85,8 +87,8 @@ class Round:
         logits, draft = _rows(logits), None if drafts.logits is None else _rows(drafts.logits)
         largest = max(logits.shape[-1], 0 if draft is None else draft.shape[-1])
         block, group = tile(largest)
-        if chain and not _padded(nodes) * _padded(blocks(largest, block)) <= MOST_STATS:
-            most = MOST_STATS // _padded(blocks(largest, block))
+        most = chain_limit(largest) if chain else MOST_IN_A_TREE
+        if not 0 < nodes <= most:
             came = f"{nodes} with {largest} tokens"
             raise NotApplicableError(f"1 to {most} nodes, the root included", came, "use the PyTorch reference")
         return cls(
