@@ -28,7 +28,7 @@ help:
 	@echo "make check    formatting, lint and types; make format repairs the first two"
 	@echo "make bench    measure the decoder beside its peers on this machine"
 	@echo "make lessons  run every tutorial from top to bottom"
-	@echo "make ci-full  check, all tests with the long ones, all lessons"
+	@echo "make ci-full  check, all tests with the long ones, every form of every kernel compiled, all lessons"
 	@echo "make clean    remove the environment and everything else that make made"
 
 setup: $(STAMP)
@@ -85,6 +85,7 @@ lessons: $(STAMP)
 
 ci-full: check
 	@$(PYTEST) $(ARGS)
+	@$(PY) -m specdecode_kernels.aot --arch 80,90,100 --full
 	@$(MAKE) --no-print-directory lessons
 
 clean:
