@@ -19,7 +19,7 @@ Greedy rows take the first of the maxima. Top-k, top-p and min-p are two compari
 A program takes a tile of REQUESTS rows. It is 1 where the vocabulary is wide; narrow ones, of tests and of byte-level
 models, share a program.
 
-Bytes: pick V * b + BLOCK * b, law V * (2 b + 4), top_k V * b a row, and a scratch of V / BLOCK entries. FLOPs: about
+Bytes: pick V * b + BLOCK * b, law V * (2 b + 4) a row, and a scratch of V / BLOCK entries. FLOPs: about
 5 V. All of it is bound by memory.
 
 Exactness: a mass is right to about 2^-23 (1 + its distance from the maximum, in powers of 2), a block's sum to 2^-22,
@@ -41,7 +41,6 @@ from specdecode_kernels.cuts import (
     BLOCK,
     Cuts,
     block_of,
-    contiguous_rows,
     cuts,
     is_kept,
     kept_scores,
@@ -49,12 +48,12 @@ from specdecode_kernels.cuts import (
     steepness,
     weights,
 )
-from specdecode_kernels.launch import FLOATS, blocks, interpreted, require_device, require_dtype, require_shape
+from specdecode_kernels.launch import blocks, interpreted, require_device, require_dtype, require_shape
 from specdecode_kernels.picking import first_above, pick_in_block
+from specdecode_kernels.softmax import combined, finite
+from specdecode_kernels.top_k import top_k
 from specdecode_kernels.variant import Variant, int32
 from specdecode_ref.batched.records import Rules
-from specdecode_ref.batched.sampling import Best
-from specdecode_ref.errors import InputError, NotApplicableError
 
 __all__ = ["Cuts", "cuts", "kept_scores", "law", "pick", "top_k"]
 
@@ -63,14 +62,6 @@ BAND = 5e-6
 
 TILE, TILE_INTERPRETED = 4096, 2**20
 """Elements of a program: the interpreter pays for programs and operations, not for elements."""
-
-MOST = 64
-"""The largest k of `top_k`."""
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
-INDEX_BITS = tl.constexpr(2**31 - 1)
-NOTHING = tl.constexpr(-(2**63))
 
 
 class Stats(NamedTuple):
@@ -118,51 +109,14 @@ def pick(logits: Tensor, rules: Rules, coins: Tensor) -> Tensor:
     return out
 
 
-def top_k(logits: Tensor, k: int) -> Best:
-    """The k likeliest tokens of each row [R, V] at temperature 1, and their log probabilities in float32.
-
-    One read of the vocabulary: each block hands on its k best and its share of the log-sum-exp. A row that holds NaN
-    or +inf, or nothing finite, has NaN and -1 throughout; where k is above V, V are returned.
-
-    Raises InputError for a k below 1, NotApplicableError for one above 64, another dtype or device.
-    """
-    require_dtype("logits", logits, *FLOATS)
-    require_shape("logits", logits, -1, -1)
-    logits = contiguous_rows(logits)
-    require_device(_candidates, logits)
-    if k < 1:
-        raise InputError("a k of 1 or more", k, "ask for at least one token")
-    if k > MOST:
-        raise NotApplicableError(f"a k of at most {MOST}", k, "use the PyTorch reference")
-    (rows, size), device = logits.shape, logits.device
-    k = min(k, size)
-    best = Best(
-        torch.empty(rows, k, dtype=torch.float32, device=device),
-        torch.empty(rows, k, dtype=torch.int64, device=device),
-    )
-    block, width = block_of(size), triton.next_power_of_2(k)
-    count = blocks(size, block)
-    top, mass = (torch.empty(rows, count, dtype=torch.float32, device=device) for _ in range(2))
-    found = torch.empty(rows, count, width, dtype=torch.int64, device=device)
-    if rows:
-        _candidates[(rows, count)](
-            logits, logits.stride(0), size, count, k, top, mass, found, K=width, BLOCK=block, num_warps=8
-        )
-        most = triton.next_power_of_2(count)
-        _best[(rows,)](top, mass, found, count, k, *best, K=width, BLOCKS=most, num_warps=8)
-    return best
-
-
-def bytes_moved(function: str, rows: int, vocabulary: int, itemsize: int, k: int = 0, plain: bool = True) -> int:
-    """Bytes read from and written to global memory by "law", "pick" or "top_k", without those of `cuts.bytes_moved`.
+def bytes_moved(function: str, rows: int, vocabulary: int, itemsize: int, plain: bool = True) -> int:
+    """Bytes read from and written to global memory by "law" or "pick", without those of `cuts.bytes_moved`.
 
     Exact where one program takes one row and no row is greedy, but that the last block of a vocabulary may be short.
     """
     block = block_of(vocabulary)
     count = blocks(vocabulary, block)
     read = vocabulary * itemsize
-    if function == "top_k":
-        return rows * (read + 2 * count * (4 + 4 + 8 * triton.next_power_of_2(k)) + k * (4 + 8))
     rule, scratch = 8 if plain else 8 + 4 + 8, count * (4 + 4 + 4)
     stats = read + count * rule + scratch
     if function == "pick":
@@ -213,25 +167,6 @@ def _read(logits, row_stride, rows, live, index, size, floors, ties, CUT: tl.con
 
 
 @triton.jit
-def _finite(x):
-    return (x > float("-inf")) & (x < float("inf"))
-
-
-@triton.jit
-def _combined(tops, masses, scale):
-    """The largest logit of each row, whether the row has a law, and what each block weighs: float64 [REQUESTS, BLOCKS].
-
-    tops, masses: float32 [REQUESTS, BLOCKS]. Weights are relative to the row's largest logit.
-    """
-    top = tl.max(tops, 1)
-    fine = _finite(top)
-    used = fine[:, None] & (tops > float("-inf"))
-    below = tl.where(used, tops, 0.0).to(tl.float64) - tl.where(fine, top, 0.0).to(tl.float64)[:, None]
-    weight = tl.where(used, masses.to(tl.float64) * tl.exp2(below * scale.to(tl.float64)[:, None]), 0.0)
-    return top, fine, weight
-
-
-@triton.jit
 def _stats(
     logits,
     row_stride,
@@ -256,7 +191,7 @@ def _stats(
     x = _read(logits, row_stride, rows, live, index, size, floors, ties, CUT)
     top, first = tl.max(x, 1, return_indices=True)
     scale = steepness(tl.load(temperatures + rows, mask=live, other=1.0))
-    mass = tl.sum(weights(x, tl.where(_finite(top), top, 0.0)[:, None], scale[:, None]), 1)
+    mass = tl.sum(weights(x, tl.where(finite(top), top, 0.0)[:, None], scale[:, None]), 1)
     at = rows.to(tl.int64) * block_count + block
     tl.store(tops + at, top, mask=live)
     tl.store(masses + at, mass, mask=live)
@@ -299,7 +234,7 @@ def _pick(
     temperature = tl.load(temperatures + rows, mask=live, other=1.0)
     scale = steepness(temperature)
     block_tops, block_masses, first = _load_stats(tops, masses, firsts, rows, live, block_count, size, BLOCKS)
-    top, fine, weight = _combined(block_tops, block_masses, scale)
+    top, fine, weight = combined(block_tops, block_masses, scale)
     greedy = tl.min(tl.where(block_tops == top[:, None], first, size), 1)
 
     drawn = fine & (temperature > 0)
@@ -308,7 +243,7 @@ def _pick(
     index = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = _read(logits, row_stride, rows, drawn, index, size, floors, ties, CUT)
     anchor = tl.max(x, 1)
-    mass = weights(x, tl.where(_finite(anchor), anchor, 0.0)[:, None], scale[:, None])
+    mass = weights(x, tl.where(finite(anchor), anchor, 0.0)[:, None], scale[:, None])
     token = block * BLOCK + pick_in_block(mass, rest, BLOCK)
     token = tl.where(fine, tl.where(drawn, token, greedy), -1)
     tl.store(tokens + rows, token.to(tl.int64), mask=live)
@@ -339,7 +274,7 @@ def _law(
     temperature = tl.load(temperatures + rows, mask=live, other=1.0)
     scale = steepness(temperature)
     block_tops, block_masses, first = _load_stats(tops, masses, firsts, rows, live, block_count, size, BLOCKS)
-    top, fine, weight = _combined(block_tops, block_masses, scale)
+    top, fine, weight = combined(block_tops, block_masses, scale)
     greedy = tl.min(tl.where(block_tops == top[:, None], first, size), 1)
     total = tl.sum(weight, 1)
     share = (1 / tl.where(fine, total, 1.0)).to(tl.float32)
@@ -351,87 +286,6 @@ def _law(
     p = tl.where(fine[:, None], p, float("nan"))
     at = rows.to(tl.int64)[:, None] * size + index
     tl.store(laws + at, p, mask=live[:, None] & (index < size))
-
-
-@triton.jit
-def _largest(packed, k, K: tl.constexpr):
-    """The k largest of distinct int64, descending; what is not there is NOTHING."""
-    place = tl.arange(0, K)
-    found = tl.full([K], NOTHING, tl.int64)
-    for i in range(k):
-        best = tl.max(packed, 0)
-        found = tl.where(place == i, best, found)
-        packed = tl.where(packed == best, NOTHING, packed)
-    return found
-
-
-@triton.jit
-def _candidates(
-    logits,
-    row_stride,
-    size,
-    block_count,
-    k,
-    tops,
-    masses,
-    found,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Grid (R, blocks): the k best of a block, as logit and token in one int64, and its share of the log-sum-exp.
-
-    The logit's bits, mapped to an integer of the same order, stand above the token's complement: so the first of equals
-    is the largest.
-    """
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    index = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * row_stride + index, mask=index < size, other=float("-inf")).to(tl.float32)
-    x = tl.where(x != x, float("inf"), tl.where(x == 0, 0.0, x))  # one zero only: -0 and 0 are equal logits
-    top = tl.max(x, 0)
-    mass = tl.sum(weights(x, tl.where(_finite(top), top, 0.0), LOG2_E), 0)
-    bits = x.to(tl.int32, bitcast=True)
-    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    packed = tl.where(index < size, (key << 32) | (INDEX_BITS - index), NOTHING)
-    at = row * block_count + block
-    tl.store(tops + at, top)
-    tl.store(masses + at, mass)
-    tl.store(found + at * K + tl.arange(0, K), _largest(packed, k, K))
-
-
-@triton.jit
-def _best(
-    tops,
-    masses,
-    found,
-    block_count,
-    k,
-    logs,
-    tokens,
-    K: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    """Grid (R): the k best of all blocks' best, and their logits less the log-sum-exp."""
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.arange(0, BLOCKS)[None, :]
-    here = block < block_count
-    block_tops = tl.load(tops + row * block_count + block, mask=here, other=float("-inf"))
-    block_masses = tl.load(masses + row * block_count + block, mask=here, other=0.0)
-    top, fine, weight = _combined(block_tops, block_masses, tl.full([1], LOG2_E, tl.float32))
-    top, fine, total = tl.max(top, 0), tl.max(fine.to(tl.int32), 0) > 0, tl.sum(tl.sum(weight, 1), 0)
-
-    slot = tl.arange(0, BLOCKS * K)
-    packed = tl.load(found + row * block_count * K + slot, mask=slot < block_count * K, other=NOTHING)
-    best = _largest(packed, k, K)
-    key = (best >> 32).to(tl.int32)
-    x = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    there = tl.arange(0, K) < k
-    known = there & fine
-    lse = tl.where(fine, top, 0.0).to(tl.float64) + tl.log(tl.where(fine, total, 1.0))
-    log = (tl.where(known, x, 0.0).to(tl.float64) - lse).to(tl.float32)
-    token = INDEX_BITS - (best & 0xFFFFFFFF)
-    at = row * k + tl.arange(0, K)
-    tl.store(logs + at, tl.where(known, log, float("nan")), mask=there)
-    tl.store(tokens + at, tl.where(known, token, -1), mask=there)
 
 
 def variants(full: bool) -> Iterator[Variant]:
@@ -449,15 +303,12 @@ def _variants(name: str, size: int, full: bool) -> Iterator[Variant]:
         yield _variant(f"stats {tail}", _stats, name, size, shape)
         yield _variant(f"pick {tail}", _pick, name, size, shape | {"BLOCKS": count})
         yield _variant(f"law {tail}", _law, name, size, shape | {"BLOCKS": count})
-    for k in (1, 8, 64) if full else (8,):
-        yield _variant(f"candidates k={k} {label}", _candidates, name, size, {"K": k, "BLOCK": BLOCK})
-        yield _variant(f"best k={k} {label}", _best, name, size, {"K": k, "BLOCKS": count}, wide=False)
 
 
-def _variant(label: str, kernel: Any, dtype: str, size: int, constants: dict[str, int], wide: bool = True) -> Variant:
+def _variant(label: str, kernel: Any, dtype: str, size: int, constants: dict[str, int]) -> Variant:
     types = {"logits": f"*{dtype}", "row_stride": "i64:16", "temperatures": "*fp64", "coins": "*fp64"}
-    types |= dict.fromkeys(("floors", "tops", "masses", "laws", "logs"), "*fp32")
-    types |= dict.fromkeys(("ties", "tokens", "found"), "*i64") | {"firsts": "*i32"}
-    types |= {"size": int32(size), "block_count": int32(blocks(size, BLOCK)), "count": "i32", "k": "i32"}
+    types |= dict.fromkeys(("floors", "tops", "masses", "laws"), "*fp32")
+    types |= dict.fromkeys(("ties", "tokens"), "*i64") | {"firsts": "*i32"}
+    types |= {"size": int32(size), "block_count": int32(blocks(size, BLOCK)), "count": "i32"}
     taken = {argument: types[argument] for argument in kernel.arg_names if argument in types}
-    return Variant(label, kernel, taken, constants, warps=8, wide=wide)
+    return Variant(label, kernel, taken, constants, warps=8)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from specdecode_kernels import cuts as cuts_file
 from specdecode_kernels import sampling
+from specdecode_kernels import top_k as top_k_file
 from specdecode_kernels.sampling import BAND, Cuts, law, pick, top_k
 from torch import Tensor
 
@@ -420,12 +421,12 @@ def test_bytes_are_what_the_shapes_say(
     with traffic(logits=logits) as moved:
         top_k(logits, 3)
     assert moved.loaded["logits"] == logits.nbytes, "one read of the vocabulary"
-    assert moved.bytes == sampling.bytes_moved("top_k", 2, 128, 2, k=3)
+    assert moved.bytes == top_k_file.bytes_moved(2, 128, 2, k=3)
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_variants_name_every_argument(full: bool) -> None:
-    found = [*sampling.variants(full), *cuts_file.variants(full)]
+    found = [*sampling.variants(full), *top_k_file.variants(full), *cuts_file.variants(full)]
     assert len({variant.name for variant in found}) == len(found)
     for variant in found:
         assert set(variant.kernel.arg_names) == variant.types.keys() | variant.constants.keys()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from specdecode_kernels import cache, coins, ngram, sampling, tree, verify_block, verify_chain, verify_tree
+from specdecode_kernels import cache, coins, ngram, sampling, top_k, tree, verify_block, verify_chain, verify_tree
 from specdecode_kernels.bench import attention, peers, small
 
 BANDWIDTHS = {"H100": 3.35, "H200": 4.8}
@@ -54,9 +54,9 @@ def lines() -> Iterator[Line]:
     yield Line("verify_block B=64", verify_bytes("block", 64, GAMMA, VOCAB, 2, rejected))
     for peer, name in {"fused": "fused-temperature pipeline", "mrv2": "mrv2-style pipeline"}.items():
         yield Line(f"{name} B=64", peers.bytes_moved(peer, 64, GAMMA, VOCAB, 2, rejected))
-    for function in ("pick", "top_k", "law"):
-        k = 8 if function == "top_k" else 0
-        yield Line(f"{function} R=64", sampling.bytes_moved(function, 64, VOCAB, 2, k))
+    for function in ("pick", "law"):
+        yield Line(f"{function} R=64", sampling.bytes_moved(function, 64, VOCAB, 2))
+    yield Line("top_k R=64", top_k.bytes_moved(64, VOCAB, 2, 8))
     for context in attention.CONTEXTS:
         for batch in attention.BATCHES:
             for nodes in attention.NODES:

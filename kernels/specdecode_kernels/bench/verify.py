@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdecode_kernels import cuts, sampling, verify
+from specdecode_kernels import cuts, sampling, top_k, verify
 from specdecode_kernels.bench import model, peers
 from specdecode_kernels.bench.stand import Case, Figures, Stand
 from specdecode_ref.batched.records import RESIDUAL, Drafts, Rules, Verdicts
@@ -150,5 +150,6 @@ def _sampling(stand: Stand, shape: Shape, function: str) -> Figures:
     coins = torch.rand(batch, generator=stand.generator(9), device=stand.device, dtype=torch.float64)
     arguments = {"pick": (rules, coins), "top_k": (8,), "law": (rules,)}[function]
     run: Callable[..., object] = getattr(sampling, function)
-    moved = sampling.bytes_moved(function, batch, vocab, 2, 8 if function == "top_k" else 0)
+    best = function == "top_k"
+    moved = top_k.bytes_moved(batch, vocab, 2, 8) if best else sampling.bytes_moved(function, batch, vocab, 2)
     return stand.timed([partial(run, logits, *arguments) for logits in sets], moved)
