@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from specdecode_ref.errors import InputError
 
 CHAINS, STATIC = range(1, 9), range(2, 25)
 DEPTHS, WIDTHS, NODES = range(2, 7), range(1, 5), (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16)
-FLOORS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+FLOORS, REACHES = (0.0, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2), (0.0, 0.3, 0.45, 0.6)
 """What `auto` tries: the lengths of chains, the nodes of optimal static trees, and all dynamic trees of such sizes."""
 
 T = TypeVar("T")
@@ -69,11 +69,12 @@ def candidates(calibration: Calibration) -> Iterator[tuple[Shape, Forecast]]:
     ]
     for shape in dict.fromkeys(shapes):
         yield shape, _walk(calibration.texts, _fixed(shape), prices)
-    for depth, width in product(DEPTHS, WIDTHS):
-        grown = [[_Grown.of(draft, depth, width) for draft in text] for text in calibration.texts]
-        sizes = [nodes for nodes in NODES if max(depth, width) <= nodes <= width + (depth - 1) * width**2]
-        for nodes, floor in product(sizes, FLOORS):
-            yield Dynamic(depth, width, nodes, floor), _walk(grown, _cut(nodes, floor), prices)
+    for width in WIDTHS:
+        grown = _all_grown(calibration, max(DEPTHS), width)
+        for depth, nodes, floor, reach in product(DEPTHS, NODES, FLOORS, REACHES):
+            if max(depth, width) <= nodes <= width + (depth - 1) * width**2:
+                dynamic = Dynamic(depth, width, nodes, floor, reach)
+                yield dynamic, _walk(grown, _cut(dynamic), prices)
 
 
 def forecast(shape: Shape, calibration: Calibration) -> Forecast:
@@ -83,9 +84,12 @@ def forecast(shape: Shape, calibration: Calibration) -> Forecast:
     """
     prices = _Prices.of(calibration)
     if isinstance(shape, Dynamic):
-        grown = [[_Grown.of(draft, shape.depth, shape.width) for draft in text] for text in calibration.texts]
-        return _walk(grown, _cut(shape.nodes, shape.floor), prices)
+        return _walk(_all_grown(calibration, shape.depth, shape.width), _cut(shape), prices)
     return _walk(calibration.texts, _fixed(shape), prices)
+
+
+def _all_grown(calibration: Calibration, depth: int, width: int) -> list[list[_Grown]]:
+    return [[_Grown.of(draft, depth, width) for draft in text] for text in calibration.texts]
 
 
 def _walk(texts: Sequence[Sequence[T]], play: Callable[[T], Round], prices: _Prices) -> Forecast:
@@ -124,47 +128,75 @@ def _fixed(shape: Sampled | Static) -> Callable[[Draft], Round]:
     return play
 
 
-@dataclass(frozen=True)
-class _Grown:
-    """A draft as EAGLE-2 grows it, before its nodes are chosen. Nodes go by their losses, -log of their paths' chances.
+class _Ranked(NamedTuple):
+    """The nodes of a draft down to some level. Nodes go by their losses, -log of their paths' chances.
 
     losses: of all nodes, ascending. places: where the nodes of the accepted path stand among them.
-    opened: of the nodes that could be opened on each level, the losses and how many nodes of it and those above are
-            better, both ascending.
     """
 
     losses: list[float]
     places: list[int]
-    opened: list[tuple[list[float], list[int]]]
+
+
+class _Level(NamedTuple):
+    """The nodes of a level that could be opened, the best first.
+
+    losses: theirs. better: how many nodes of their level and those above are better. reached: how likely the first
+    one, two, ... of them are reached together.
+    """
+
+    losses: list[float]
+    better: list[int]
+    reached: list[float]
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """A draft as EAGLE-2 grows it, before its nodes are chosen.
+
+    opened: what could be opened on each level, the root first. below: all nodes when those levels have been opened.
+    """
+
+    opened: list[_Level]
+    below: list[_Ranked]
 
     @classmethod
     def of(cls, draft: Draft, depth: int, width: int) -> _Grown:
         """The part of a wide draft that a tree of that depth and width would have grown."""
         nodes: list[int] = []
-        opened: list[tuple[list[float], list[int]]] = []
+        opened, ranked = list[_Level](), list[_Ranked]()
         level, place = [0], {0: 0}
         while level and len(opened) < depth:
-            opened.append(([-draft.scores[node] for node in level], [place[node] for node in level]))
+            losses = [-draft.scores[node] for node in level]
+            reached = list(accumulate(math.exp(-loss) for loss in losses))
+            opened.append(_Level(losses, [place[node] for node in level], reached))
             below = sorted(child for node in level for child in draft.children[node][:width])
             nodes = sorted([*nodes, *below], key=lambda node: -draft.scores[node])
             place = {node: i for i, node in enumerate(nodes)}
+            path = [place[node] for node in draft.path[1:] if node in place]
+            ranked.append(_Ranked([-draft.scores[node] for node in nodes], path))
             level = sorted(below, key=lambda node: -draft.scores[node])[:width]
-        path = [place[node] for node in draft.path[1:] if node in place]
-        return cls([-draft.scores[node] for node in nodes], path, opened)
+        return cls(opened, ranked)
 
 
-def _cut(nodes: int, floor: float) -> Callable[[_Grown], Round]:
-    """Replays the choice of nodes: the most probable ones, none below the floor.
+def _cut(shape: Dynamic) -> Callable[[_Grown], Round]:
+    """Replays the choice of nodes: the most probable ones, none below the floor, and no level out of reach.
 
     No node is more probable than its parent, so a floor takes away the same nodes before growing and after it, and a
     node is opened only if it is among the best so far.
     """
-    most = -math.log(floor) if floor else math.inf
+    most = -math.log(shape.floor) if shape.floor else math.inf
 
     def play(grown: _Grown) -> Round:
-        kept = min(nodes, bisect_right(grown.losses, most))
-        counts = (min(bisect_right(losses, most), bisect_left(better, nodes)) for losses, better in grown.opened)
-        return Round(kept + 1, tuple(count for count in counts if count), bisect_left(grown.places, kept))
+        counts: list[int] = []
+        for level in grown.opened[: shape.depth]:
+            count = min(bisect_right(level.losses, most), bisect_left(level.better, shape.nodes))
+            if not count or level.reached[count - 1] < shape.reach:
+                break
+            counts.append(count)
+        ranked = grown.below[len(counts) - 1]
+        kept = min(shape.nodes, bisect_right(ranked.losses, most))
+        return Round(kept + 1, tuple(counts), bisect_left(ranked.places, kept))
 
     return play
 

@@ -197,7 +197,7 @@ def _dynamic(
         return sorted(range(1, len(scores)), key=lambda node: -scores[node])[: shape.nodes]
 
     for _ in range(min(shape.depth, room)):
-        if not level:
+        if not level or sum(math.exp(scores[node]) for node in level) < shape.reach:
             break
         law = after(sketch, level).float().log_softmax(-1)
         values, indices = law.topk(min(ranks, law.shape[-1]))

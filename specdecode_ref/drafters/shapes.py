@@ -6,6 +6,7 @@
     static:0.00.1           the best child, its best child, and the second best child of the root
     dynamic:5,4,12          EAGLE-2: five levels, four nodes opened on each, the twelve most probable nodes kept
     dynamic:5,4,12,0.1      the same, and no node whose path is less probable than that
+    dynamic:5,4,12,0.1,0.4  the same, and no level that is less likely to be reached than that
     optimal:12              the best static tree of twelve nodes, by the acceptance measured on this device
     auto                    the fastest of all, from a calibration
 
@@ -126,24 +127,29 @@ class Dynamic:
     depth: levels; width: nodes opened on a level, and children of each; nodes: how many are kept, the root left out.
     floor: a node is kept only if its path's probability, as the draft sees it, is at least this. With 0 the tree always
            has its full size; above 0 it is small where the draft is unsure, and an unsure draft is not worth its rows.
+    reach: a further level is drafted only if the nodes opened on it, together, are reached with at least this
+           probability: a level costs a pass of the draft, whatever comes of it.
     """
 
     depth: int
     width: int
     nodes: int
     floor: float = 0.0
+    reach: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.depth, self.width, self.nodes) < 1:
             raise InputError("depth, width and nodes of 1 or more", str(self), "choose larger ones")
         if not 0 <= self.floor < 1:
             raise InputError("a floor of 0 or more and below 1", self.floor, "use 0 to keep the full size")
+        if not 0 <= self.reach < 1:
+            raise InputError("a reach of 0 or more and below 1", self.reach, "use 0 to draft every level")
         _bounded(self.nodes, self.depth)
         _bounded(self.width, 1)
 
     def __str__(self) -> str:
-        floor = f",{self.floor}" if self.floor else ""
-        return f"dynamic:{self.depth},{self.width},{self.nodes}{floor}"
+        limits = f",{self.floor},{self.reach}" if self.reach else f",{self.floor}" if self.floor else ""
+        return f"dynamic:{self.depth},{self.width},{self.nodes}{limits}"
 
 
 @dataclass(frozen=True)
@@ -226,8 +232,8 @@ def _parse(kind: str, rest: str) -> Wanted:
             raise UnknownNameError(known, repr(rest[:80]), "choose one")
         return Static(NAMED.get(rest) or _paths(rest))
     if kind == "dynamic":
-        depth, width, nodes, floor = parts if len(parts) == 4 else [*parts, "0"]
-        return Dynamic(_number(depth), _number(width), _number(nodes), _share(floor))
+        depth, width, nodes, floor, reach = [*parts, *["0"] * (5 - len(parts))] if len(parts) > 2 else parts
+        return Dynamic(_number(depth), _number(width), _number(nodes), _share(floor), _share(reach))
     if kind == "optimal":
         return Optimal(_number(rest))
     if rest:

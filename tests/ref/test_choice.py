@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("short_calibration")
 REPLAYED = (
     *("chain:1", "chain:4", "chain:8", "static:0", "static:narrow", "static:0.1.2.3.00.01.10.000.0000"),
     *("dynamic:3,4,6", "dynamic:6,4,16", "dynamic:4,4,9,0.05", "dynamic:5,4,16,0.2", "dynamic:2,4,4,0.4"),
+    *("dynamic:6,4,16,0,0.5", "dynamic:6,4,9,0.05,0.7", "dynamic:4,4,16,0.02,0.9"),
 )
 
 
@@ -42,7 +43,7 @@ def test_a_forecast_is_what_decoding_does() -> None:
 
 def test_a_narrow_dynamic_tree_is_replayed_nearly() -> None:
     found = standard()
-    for shape in (Dynamic(4, 2, 6), Dynamic(5, 3, 9, 0.1), Dynamic(4, 1, 4)):
+    for shape in (Dynamic(4, 2, 6), Dynamic(5, 3, 9, 0.1), Dynamic(4, 1, 4), Dynamic(5, 3, 9, 0.05, 0.5)):
         total, tokens = rounds(shape, [measuring.PLACES] * 2)
         assert forecast(shape, found).tau == pytest.approx(tokens / total, rel=0.05)
 
@@ -60,6 +61,7 @@ def test_the_rows_and_levels_that_are_paid_are_those_of_the_real_trees() -> None
     for shape in (
         Dynamic(4, 4, 9, 0.05),
         Dynamic(6, 4, 12, 0.2),
+        Dynamic(6, 4, 12, 0.05, 0.5),
         Dynamic(3, 4, 12),
         Static(((0,), (1,), (0, 0), (1, 0))),
     ):
@@ -68,7 +70,7 @@ def test_the_rows_and_levels_that_are_paid_are_those_of_the_real_trees() -> None
             wide = found.texts[0][place]
             if isinstance(shape, Dynamic):
                 grown = choice._Grown.of(wide, shape.depth, shape.width)
-                played = choice._cut(shape.nodes, shape.floor)(grown)
+                played = choice._cut(shape)(grown)
             else:
                 played = choice._fixed(shape)(wide)
             assert played.rows == len(tree)
@@ -76,7 +78,7 @@ def test_the_rows_and_levels_that_are_paid_are_those_of_the_real_trees() -> None
             assert place == 0 or len(opened) == len(played.opened)
             sizes.add((played.rows, played.opened))
             opened.clear()
-        assert len(sizes) > 3 if isinstance(shape, Dynamic) and shape.floor else len(sizes) == 1
+        assert len(sizes) > 3 if isinstance(shape, Dynamic) and shape.floor + shape.reach else len(sizes) == 1
 
 
 def test_optimal_is_the_best_tree_for_the_measured_acceptance() -> None:

@@ -88,7 +88,13 @@ def eagle2(model: TableModel, shape: Dynamic, room: int = 99) -> dict[Path, floa
     """EAGLE-2 by the book: expand the likeliest nodes level by level, then keep the likeliest of all; probabilities."""
     chance: dict[Path, float] = {(): 1.0}
     level: list[Path] = [()]
+
+    def best() -> list[Path]:
+        return sorted(set(chance) - {()}, key=lambda path: -chance[path])[: shape.nodes]
+
     for _ in range(min(shape.depth, room)):
+        if sum(chance[path] for path in level if path in ((), *best())) < shape.reach:
+            break
         children: dict[Path, float] = {}
         for path in level:
             probabilities = model.logits_after([*TEXT, *path]).softmax(-1).tolist()
@@ -97,8 +103,7 @@ def eagle2(model: TableModel, shape: Dynamic, room: int = 99) -> dict[Path, floa
         children = {path: p for path, p in children.items() if p >= shape.floor}
         chance |= children
         level = sorted(children, key=lambda path: -chance[path])[: shape.width]
-    del chance[()]
-    return dict(sorted(chance.items(), key=lambda item: -item[1])[: shape.nodes])
+    return {path: chance[path] for path in best()}
 
 
 SIZES = ((1, 1, 1), (1, 3, 2), (3, 1, 9), (2, 2, 4), (4, 3, 7), (3, 9, 30))
@@ -107,7 +112,7 @@ SIZES = ((1, 1, 1), (1, 3, 2), (3, 1, 9), (2, 2, 4), (4, 3, 7), (3, 9, 30))
 
 @pytest.mark.parametrize(
     "shape",
-    [Dynamic(depth, width, nodes, floor) for (depth, width, nodes), floor in product(SIZES, (0.0, 0.04))],
+    [Dynamic(*sizes, *limits) for sizes, limits in product(SIZES, ((0.0, 0.0), (0.04, 0.0), (0.0, 0.5), (0.04, 0.8)))],
     ids=str,
 )
 def test_a_dynamic_tree_is_eagle_2(shape: Dynamic) -> None:
@@ -173,6 +178,13 @@ def test_a_floor_takes_away_what_is_below_it_and_nothing_else() -> None:
             assert set(texts(tree)) == {(), *(path for path, chance in whole.items() if chance >= floor)}
             opened = sum(1 for path, chance in whole.items() if chance >= floor and len(path) < 4)
             assert sum(map(len, after.levels)) <= 1 + opened, "a node below the floor was opened"
+
+
+def test_a_level_that_is_not_likely_to_be_reached_is_not_drafted() -> None:
+    law = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).log().expand(5, 4)
+    for reach, levels in ((0.0, [1, 2, 2, 2]), (0.11, [1, 2, 2, 2]), (0.27, [1, 2, 2]), (0.29, [1, 2]), (0.71, [1])):
+        _, after = grown(Dynamic(4, 2, 99, 0.0, reach), TableModel(law))
+        assert list(map(len, after.levels)) == levels, "levels below the root are reached with 0.7, 0.28 and 0.112"
 
 
 def test_below_every_floor_nothing_is_drafted() -> None:

@@ -46,8 +46,8 @@ SHAPES: list[Wanted] = [
     *(random_static(random.Random(seed), 1 + 5 * seed) for seed in range(12)),
     random_static(random.Random(99), MOST_NODES),
     *(
-        Dynamic(*sizes, floor)
-        for sizes, floor in product(((1, 1, 1), (5, 4, 12), (64, 9, 1023)), (0.0, 0.1, 1 / 3, 1e-9))
+        Dynamic(*sizes, floor, reach)
+        for sizes, floor, reach in product(((1, 1, 1), (5, 4, 12), (64, 9, 1023)), (0.0, 1 / 3, 1e-9), (0.0, 0.1))
     ),
     *(Optimal(nodes) for nodes in (1, 12, MOST_NODES)),
     Auto(),
@@ -121,7 +121,8 @@ def test_nodes_are_counted_without_the_root() -> None:
         ),
         *("dynamic:", "dynamic:5,4", "dynamic:0,4,12", "dynamic:5,0,12", "dynamic:5,4,0", "dynamic:5,4,12,1"),
         *("dynamic:5,4,12,-0.1", "dynamic:5,4,12,nan", "dynamic:5,4,12,inf", "dynamic:5,4,12,0_1", "dynamic:65,4,12"),
-        *("dynamic:5,4,1024", "dynamic:5,1024,12", "dynamic:5,4,12,0.1,0.1", "dynamic:5,4,12,", "dynamic:5,4,12,0.٠"),
+        *("dynamic:5,4,1024", "dynamic:5,1024,12", "dynamic:5,4,12,", "dynamic:5,4,12,0.٠"),
+        *("dynamic:5,4,12,0.1,1", "dynamic:5,4,12,0.1,0.1,0", "dynamic:5,4,12,0.1,x"),
         *("dynamic:5,4,12,1-1", "optimal:", "optimal:0", "optimal:1024", "optimal:1,2", "auto:4", "x" * 10**6),
         *("static:0" + ".0" * 10**6, "chain:4\0", "\ud800", "'; rm -rf /"),
     ],
