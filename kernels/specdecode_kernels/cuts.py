@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdecode_kernels.launch import FLOATS, require_device, require_dtype, require_shape
+from specdecode_kernels.launch import FLOATS, require_device, require_dtype, require_shape, warps_of
 from specdecode_kernels.variant import Variant
 from specdecode_ref.batched.records import Rules
 from specdecode_ref.errors import InputError
@@ -91,7 +91,7 @@ def cuts(logits: Tensor, rules: Rules) -> Cuts:
             SHIFT=SHIFTS[logits.dtype],
             MIN_P_FIRST=rules.order == "vllm",
             BLOCK=block_of(size),
-            num_warps=8,
+            num_warps=warps_of(block_of(size)),
         )
     return Cuts(floor, ties)
 
@@ -301,4 +301,4 @@ def variants(full: bool) -> Iterator[Variant]:
         for first in (False, True) if full else (False,):
             constants = {"SHIFT": SHIFTS[dtype], "MIN_P_FIRST": first, "BLOCK": BLOCK}
             label = f"cuts {name}{' min-p first' if first else ''}"
-            yield Variant(label, _cuts, types | {"logits": f"*{name}"}, constants, warps=8)
+            yield Variant(label, _cuts, types | {"logits": f"*{name}"}, constants, warps=warps_of(BLOCK))

@@ -60,3 +60,8 @@ def require_shape(name: str, tensor: Tensor, *shape: int) -> None:
 def blocks(size: int, block: int) -> int:
     """How many blocks cover `size` elements."""
     return -(-size // block)
+
+
+def warps_of(block: int) -> int:
+    """Warps for a tile of so many logits: 8 a thread, 16 bytes of bfloat16."""
+    return max(4, block // 256)

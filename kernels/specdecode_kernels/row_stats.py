@@ -59,9 +59,9 @@ def tile(vocab: int) -> tuple[int, int]:
     raise NotApplicableError(f"a vocabulary of at most {BLOCKS[-1][0]} tokens", vocab, "use the PyTorch reference")
 
 
-def emit_warps(block: int) -> int:
-    """Warps of a program that picks: 8 logits a thread, 16 bytes of bfloat16, as its float64 vectors cost registers."""
-    return max(4, block // 256)
+def emit_warps(block: int, has_draft: bool) -> int:
+    """Warps of a program that picks, as the compiler spills the least; where no q is read, half of them have room."""
+    return launch.warps_of(block if has_draft else block // 2)
 
 
 def bytes_moved(rows: int, vocab: int, itemsize: int) -> int:

@@ -48,7 +48,7 @@ from specdecode_kernels.cuts import (
     steepness,
     weights,
 )
-from specdecode_kernels.launch import blocks, interpreted, require_device, require_dtype, require_shape
+from specdecode_kernels.launch import blocks, interpreted, require_device, require_dtype, require_shape, warps_of
 from specdecode_kernels.picking import first_above, pick_in_block
 from specdecode_kernels.softmax import combined, finite
 from specdecode_kernels.top_k import top_k
@@ -143,7 +143,7 @@ def _launch(logits: Tensor, rules: Rules, cut: Cuts | None) -> tuple[tuple, tupl
     floors, ties = cut or (logits, logits)  # unread where nothing is cut
     arguments = (logits, logits.stride(0), rows, size, count, rules.temperature.contiguous(), floors, ties)
     constants = {"CUT": cut is not None, "REQUESTS": requests, "BLOCK": block}
-    constants |= {"BLOCKS": triton.next_power_of_2(count), "num_warps": 8}
+    constants |= {"BLOCKS": triton.next_power_of_2(count), "num_warps": warps_of(block * requests)}
     return arguments, (blocks(rows, requests), count), constants
 
 
@@ -311,4 +311,4 @@ def _variant(label: str, kernel: Any, dtype: str, size: int, constants: dict[str
     types |= dict.fromkeys(("ties", "tokens"), "*i64") | {"firsts": "*i32"}
     types |= {"size": int32(size), "block_count": int32(blocks(size, BLOCK)), "count": "i32"}
     taken = {argument: types[argument] for argument in kernel.arg_names if argument in types}
-    return Variant(label, kernel, taken, constants, warps=8)
+    return Variant(label, kernel, taken, constants, warps=warps_of(BLOCK))

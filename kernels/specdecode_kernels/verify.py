@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from specdecode_kernels.round import Round
-from specdecode_kernels.row_stats import WARPS, emit_warps
-from specdecode_kernels.verify_block import block_emit, block_surplus
+from specdecode_kernels.row_stats import emit_warps
+from specdecode_kernels.verify_block import block_emit, block_surplus, surplus_warps
 from specdecode_kernels.verify_chain import chain_emit
 from specdecode_kernels.verify_tree import tree_emit, tree_warps
 from specdecode_ref.batched.records import Drafts, Rules, Verdicts
@@ -48,7 +48,7 @@ def verify_chain(logits: Tensor, drafts: Drafts, rules: Rules, accept_coins: Ten
             emit=round.emit,
             surplus=round.empty(batch, round.blocks, dtype=torch.float32),
             **round.constants(),
-            num_warps=emit_warps(round.block),
+            num_warps=emit_warps(round.block, round.draft is not None),
         )
     return out
 
@@ -64,10 +64,10 @@ def verify_block(logits: Tensor, drafts: Drafts, rules: Rules, accept_coins: Ten
         surplus = round.empty(batch, nodes, round.blocks, dtype=torch.float32)
         common = {**round.arguments(), **stats, "surplus": surplus, **round.constants()}
         if round.draft is not None and nodes > 1:
-            block_surplus[(batch * (nodes - 1), round.blocks)](**common, num_warps=WARPS)
-        block_emit[(batch,)](
-            **common, **vars(out), accept=round.accept, emit=round.emit, num_warps=emit_warps(round.block)
-        )
+            warps = surplus_warps(round.block, common["NODES"])
+            block_surplus[(batch * (nodes - 1), round.blocks)](**common, num_warps=warps)
+        warps = emit_warps(round.block, round.draft is not None)
+        block_emit[(batch,)](**common, **vars(out), accept=round.accept, emit=round.emit, num_warps=warps)
     return out
 
 

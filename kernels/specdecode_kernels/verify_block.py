@@ -29,6 +29,7 @@ import triton.language as tl
 from specdecode_kernels import row_stats
 from specdecode_kernels.cuts import steepness
 from specdecode_kernels.emission import pair_mass, pick_from_row, pick_token
+from specdecode_kernels.launch import warps_of
 from specdecode_kernels.row_stats import WARPS, emit_warps
 from specdecode_kernels.variant import Variant
 from specdecode_kernels.verify_chain import (
@@ -84,6 +85,11 @@ def _scaled(logits, stride, size, cut, law, i, share):
     top, total, _ = law
     row = (logits + i.to(tl.int64) * stride, size, (floors + i, ties + i))
     return row, entry(top, i), (share / entry(total, i)).to(tl.float32)
+
+
+def surplus_warps(block: int, nodes: int) -> int:
+    """Warps of a program of the second launch, as the compiler spills the least: more threads for long chains."""
+    return WARPS if nodes <= 8 else warps_of(block)
 
 
 @triton.jit
@@ -257,5 +263,7 @@ def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: 4 tokens of a draft that knows its lse; where full, all kinds of drafts."""
     for name, types, constants in chain_types(full):
         if constants["HAS_DRAFT"]:
-            yield Variant(f"block_surplus {name}", block_surplus, types, constants, warps=WARPS, registers=255)
-        yield Variant(f"block_emit {name}", block_emit, types, constants, warps=emit_warps(constants["BLOCK"]))
+            warps = surplus_warps(constants["BLOCK"], constants["NODES"])
+            yield Variant(f"block_surplus {name}", block_surplus, types, constants, warps=warps)
+        warps = emit_warps(constants["BLOCK"], bool(constants["HAS_DRAFT"]))
+        yield Variant(f"block_emit {name}", block_emit, types, constants, warps=warps)

@@ -285,4 +285,5 @@ def chain_types(full: bool) -> Iterator[tuple[str, dict[str, str], dict[str, int
 def variants(full: bool) -> Iterator[Variant]:
     """The forms to compile ahead of time: 4 tokens of a draft that knows its lse; where full, all kinds of drafts."""
     for name, types, constants in chain_types(full):
-        yield Variant(f"chain_emit {name}", chain_emit, types, constants, warps=emit_warps(constants["BLOCK"]))
+        warps = emit_warps(constants["BLOCK"], bool(constants["HAS_DRAFT"]))
+        yield Variant(f"chain_emit {name}", chain_emit, types, constants, warps=warps)

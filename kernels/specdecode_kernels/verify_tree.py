@@ -39,7 +39,8 @@ import triton.language as tl
 from specdecode_kernels import row_stats
 from specdecode_kernels.cuts import steepness, weights
 from specdecode_kernels.emission import block_masses, pick_token
-from specdecode_kernels.row_stats import DETERMINISTIC, WARPS, chance, draft_laws, emit_warps, read_kept, row_laws
+from specdecode_kernels.launch import warps_of
+from specdecode_kernels.row_stats import DETERMINISTIC, WARPS, chance, draft_laws, read_kept, row_laws
 from specdecode_kernels.variant import Variant
 from specdecode_kernels.verify_block import WITHOUT
 from specdecode_kernels.verify_chain import (
@@ -73,7 +74,7 @@ def bytes_moved(
 
 def tree_warps(block: int, has_draft: bool) -> int:
     """Warps of a program, as the compiler spills the least: fewer threads with more registers where q is read too."""
-    return WARPS if has_draft else emit_warps(block)
+    return WARPS if has_draft else warps_of(block)
 
 
 @triton.jit

@@ -7,17 +7,14 @@ lies within EDGE of a boundary of the reference's cdf, before it is normalised. 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from specdecode_kernels import round as round_file
-from specdecode_kernels import row_stats, verify, verify_block, verify_chain, verify_tree
+from specdecode_kernels import row_stats, verify
 from torch import Tensor
 
 from specdecode_ref.batched import verify as reference
@@ -33,92 +30,8 @@ from specdecode_ref.batched.records import (
     Verdicts,
 )
 from specdecode_ref.errors import InputError, NotApplicableError, SpecDecodeError
-from specdecode_ref.fidelity import cube, edges, laws, setups
 from specdecode_ref.sampling import SamplingRule
-from specdecode_ref.verify import VERIFIERS
-
-BAND = 1e-5
-EDGE = 5e-6
-ALMOST_ONE = 1 - 2.0**-53
-NAMES = ("chain", "block", "tree")
-GREEDY, PLAIN = SamplingRule(temperature=0), SamplingRule()
-COOL, HOT = SamplingRule(temperature=0.6), SamplingRule(temperature=1.7)
-MIXED = (PLAIN, COOL, GREEDY, HOT)
-CUT = (
-    SamplingRule(top_k=5),
-    SamplingRule(top_p=0.8, temperature=0.7),
-    GREEDY,
-    SamplingRule(min_p=0.1),
-    SamplingRule(temperature=1.5, top_k=20, top_p=0.9, min_p=0.01),
-)
-
-Round = tuple[Tensor, Drafts, Rules, Tensor, Tensor]
-"""logits, drafts, rules, accept coins, emit coins."""
-
-
-def a_round(
-    name: str,
-    seed: int,
-    *,
-    batch: int = 5,
-    nodes: int = 4,
-    vocab: int = 63,
-    draft_vocab: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    draws: Sequence[int] = (WITH,),
-    rules: Sequence[SamplingRule] = MIXED,
-    lse: bool = False,
-    ragged: float = 0.1,
-    coins: Sequence[float] = (),
-    gap: float = 1.0,
-) -> Round:
-    """Drafts as a drafter would draw them: a chain's, or trees of every kind with some nodes missing."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    logits = (2 * torch.randn(batch, nodes, vocab, generator=generator)).to(dtype)
-    width = draft_vocab or vocab
-    near = torch.zeros(batch, nodes, width)
-    near[..., : min(width, vocab)] = logits[..., : min(width, vocab)]
-    draft = (near + gap * torch.randn(batch, nodes, width, generator=generator)).to(dtype)
-    row_rules = Rules.of([rules[b % len(rules)] for b in range(batch)])
-    tokens = torch.zeros(batch, nodes, dtype=torch.int64)
-    parents = torch.arange(-1, nodes - 1).repeat(batch, 1)
-    kinds = torch.zeros(batch, nodes, dtype=torch.int64)
-    for b in range(batch):
-        pool = rng.sample(list(draws), 1) if rng.random() < 0.6 else list(draws)
-        for node in range(1, nodes):
-            if name == "tree":
-                parents[b, node] = rng.choice([0, max(0, node - 2), rng.randrange(node)])
-            kinds[b, node] = rng.choice(pool)
-            q = torch.softmax(draft[b, parents[b, node]].double() / (row_rules.row(b).temperature or 0.1), -1)
-            if kinds[b, node] == WITHOUT:
-                for elder in range(1, node):
-                    if parents[b, elder] == parents[b, node] and kinds[b, elder] == WITHOUT:
-                        q[tokens[b, elder]] = 0
-            tokens[b, node] = q.multinomial(1, generator=generator) if q.sum() > 0 else 0
-            if rng.random() < ragged:
-                tokens[b, node] = -1
-            elif name == "tree" and rng.random() < ragged:
-                parents[b, node] = rng.choice([-1, node, node + 1])
-    accept, emit = (torch.rand(batch, nodes, dtype=torch.float64, generator=generator) for _ in range(2))
-    if coins:
-        chosen = [[[rng.choice(coins) for _ in range(nodes)] for _ in range(batch)] for _ in range(2)]
-        accept, emit = torch.tensor(chosen, dtype=torch.float64)
-    known = None
-    if lse:
-        assert row_rules.plain
-        known = (draft.double() / row_rules.temperature.clamp(min=1e-3)[:, None, None]).logsumexp(-1).float()
-    given = draft if set(draws) != {DETERMINISTIC} else None
-    return logits, Drafts(tokens, parents, kinds, given, known), row_rules, accept, emit
-
-
-def run(name: str, arguments: Round) -> tuple[Verdicts, Verdicts]:
-    """What the kernel and the reference say."""
-    before = [x.clone() for x in (arguments[0], arguments[3], arguments[4])]
-    out = getattr(verify, f"verify_{name}")(*arguments)
-    owed = getattr(reference, f"verify_{name}")(*arguments)
-    for x, y in zip((arguments[0], arguments[3], arguments[4]), before, strict=True):
-        assert torch.equal(x.nan_to_num(), y.nan_to_num()), "an input was written to"
-    return out, owed
+from tests.kernels.rounds import ALMOST_ONE, BAND, CUT, EDGE, NAMES, PLAIN, Round, a_round, chain_of, run
 
 
 def agree(name: str, arguments: Round) -> int:
@@ -228,19 +141,6 @@ def test_leaves_nothing_behind_and_reads_by_strides(name: str) -> None:
         torch.testing.assert_close(
             getattr(first, field.name), getattr(again, field.name), rtol=0, atol=0, equal_nan=True
         )
-
-
-def chain_of(p: Tensor, q: Tensor | None, token: int, draw: int = WITH, after: Tensor | None = None) -> Round:
-    """One drafted token: p [V], q [V], both as laws."""
-    vocab = len(p)
-    after = torch.full((vocab,), 1 / vocab) if after is None else after
-    logits = torch.stack([p, after]).log()[None]
-    draft = None if q is None else torch.stack([q, torch.full_like(q, float("nan"))]).log()[None].float()
-    drafts = Drafts(
-        torch.tensor([[0, token]]), torch.tensor([[-1, 0]]), torch.tensor([[0, draw]]), draft
-    )  # fmt: skip
-    coins = torch.full((1, 2), 0.5, dtype=torch.float64)
-    return logits.float(), drafts, Rules.of([PLAIN]), coins, coins
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -434,180 +334,3 @@ def test_rows_beyond_two_to_the_31() -> None:
     near = verify.verify_chain(logits, drafts, rules, accept, emit)
     out = verify.verify_chain(far, drafts, rules, accept, emit)
     assert (out.length.tolist(), out.token.tolist()) == ([3], near.token.tolist())
-
-
-def cells(name: str, draws: setups.Draws, vocab: int) -> tuple[list[tuple[float, Any, Any]], Any]:
-    """All (mass, coins, draft) of one round: every draft, every box of coins in which the reference decides alike.
-
-    A coin is the middle of its cell; the edges come from theory (`fidelity.edges`) and are probed by `fidelity.cube`.
-    """
-    p, q = setups.pair(0, vocab)
-    verifier, out = VERIFIERS[name], []
-    for weight, draft in laws.drafts(q, draws, root=1):
-        rows = {node: p(draft.history(node)) for node in range(len(draft))}
-        theory = edges.theory(name)(draft, {node: row.tolist() for node, row in rows.items()})
-
-        def program(read: cube.Reader, draft: Any = draft, rows: Any = rows) -> cube.Result:
-            coins: dict[Any, float] = {}
-
-            def noted(kind: str, index: int) -> float:
-                return coins.setdefault((kind, index), read((kind, index)))
-
-            accept = cube.Lazy(len(draft), partial(noted, "accept"))
-            emit = cube.Lazy(draft.depth + 1, partial(noted, "emit"))
-            verdict = verifier(draft, rows, accept, emit)
-            return cube.Result((verdict.path, verdict.token), (verdict, coins))
-
-        def breakpoints(key: Any, detail: Any, theory: Any = theory) -> list[float]:
-            return cube.steps(theory, *key, detail[0])
-
-        for box in cube.explore(program, breakpoints):
-            out.append((weight * box.volume, (draft, rows, box.result.detail[1]), box.result.outcome))
-    return out, p
-
-
-LAWS: dict[str, tuple[str, setups.Draws, int]] = {
-    "chain": ("chain", setups.CHAIN, 3),
-    "block": ("block", setups.CHAIN, 2),
-    "siblings": ("tree", setups.SIBLINGS, 2),
-    "distinct siblings": ("tree", setups.DISTINCT, 3),
-}
-
-
-def law_of(name: str, draws: setups.Draws, vocab: int) -> float:
-    """Total variation of what a kernel emits, exactly, from the target's law."""
-    boxes, p = cells(name, draws, vocab)
-    nodes = len(boxes[0][1][0])
-    batch = len(boxes)
-    logits, draft = torch.zeros(batch, nodes, vocab), torch.zeros(batch, nodes, vocab)
-    tokens, parents = torch.zeros(batch, nodes, dtype=torch.int64), torch.zeros(batch, nodes, dtype=torch.int64)
-    kinds = torch.zeros(batch, nodes, dtype=torch.int64)
-    coins = torch.zeros(2, batch, nodes, dtype=torch.float64)
-    for b, (_, (tree, rows, read), _) in enumerate(boxes):
-        tokens[b], parents[b] = torch.tensor(tree.tokens), torch.tensor(tree.parents)
-        for node in range(nodes):
-            logits[b, node] = rows[node].log()
-            if tree.q[node] is not None:
-                draft[b, node] = tree.q[node].log()
-            kinds[b, node] = WITHOUT if tree.draws[node] == "without_replacement" else WITH
-        for (kind, index), u in read.items():
-            coins[int(kind == "emit"), b, index] = u
-    drafts = Drafts(tokens, parents, kinds, draft)
-    out = getattr(verify, f"verify_{name}")(logits, drafts, Rules.of([PLAIN] * batch), coins[0], coins[1])
-    out.require_fine()
-    law: dict[tuple[int, ...], float] = {}
-    for (mass, (tree, _, _), _), path, token in zip(boxes, out.path.tolist(), out.token.tolist(), strict=True):
-        emitted = (*(tree.tokens[node] for node in path[1:] if node > 0), token)
-        laws.add_completed(law, p, tree.depth + 1, mass, emitted)
-    return laws.tv(law, laws.sequences(p, len(draws) + 1))
-
-
-@pytest.mark.parametrize("which", LAWS)
-def test_the_exact_law(which: str) -> None:
-    """Every draft and every cell of its coins, weighted: the law of what comes out is the target's."""
-    assert law_of(*LAWS[which]) < EDGE
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["chain", "block"])
-def test_the_exact_law_of_five_tokens(name: str) -> None:
-    assert law_of(name, setups.CHAIN, 5) < EDGE
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_edges_are_where_they_should_be(name: str) -> None:
-    """Coins just beside each edge: the accept edge of a drawn token to BAND, the picks of p and residual to EDGE."""
-    p = torch.tensor([0.1, 0.35, 0.05, 0.3, 0.2], dtype=torch.float64)
-    q = torch.tensor([0.3, 0.15, 0.25, 0.1, 0.2], dtype=torch.float64)
-    ratio = float(p[0] / q[0])
-    residual = (p - q).clamp(min=0)
-    rounds = []
-    for sign in (-1, 1):
-        rounds.append((ratio * (1 + sign * BAND), 0.5))
-        for law, accept in ((p, 0.0), (residual / residual.sum(), ALMOST_ONE)):
-            edge = law.cumsum(0)[:-1]
-            rounds += [(accept, float(u) + sign * 2 * EDGE) for u in edge if 0 < u < 1 - 1e-9]
-    one = chain_of(p, q, 0, after=p)
-    many = [torch.cat([x] * len(rounds)) for x in (one[0], one[1].tokens, one[1].parents, one[1].draws, one[1].logits)]
-    coins = torch.tensor(rounds, dtype=torch.float64)
-    accept = torch.stack([coins[:, 0]] * 2, 1)
-    emit = torch.stack([coins[:, 1]] * 2, 1)
-    arguments = (many[0], Drafts(*many[1:]), Rules.of([PLAIN] * len(rounds)), accept, emit)
-    out, owed = run(name, arguments)
-    assert torch.equal(out.length, owed.length) and torch.equal(out.token, owed.token)
-    assert len(set(zip(out.length.tolist(), out.token.tolist(), strict=True))) >= 7
-
-
-@pytest.mark.parametrize("lse", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_bytes_are_what_the_formula_says(name: str, lse: bool, traffic: Any) -> None:
-    """Of logits, where nearly all bytes are; single logits of drafted tokens, read once a program, come on top."""
-    batch, nodes, vocab = 2, 2, 512
-    round = a_round(name, 2, batch=batch, nodes=nodes, vocab=vocab, rules=(PLAIN,), ragged=0, lse=lse)
-    logits, drafts, *rest = round
-    rest[1][:, 1] = ALMOST_ONE  # both are rejected
-    logits[:, 0, :] = -logits[:, 0, :]
-    assert drafts.logits is not None
-    with traffic(logits=logits, draft=drafts.logits) as moved:
-        out = getattr(verify, f"verify_{name}")(logits, drafts, *rest)
-    assert out.length.tolist() == [1, 1]
-    kernels = {"chain": verify_chain, "block": verify_block, "tree": verify_tree}
-    more: dict[str, Any] = {
-        "chain": {"drawn": True, "residuals": batch},
-        "block": {"drawn": True},
-        "tree": {"inner": batch, "rejected": batch, "residuals": batch},
-    }
-    owed = kernels[name].bytes_moved(batch, nodes, vocab, 4, lse=lse, **more[name])
-    seen = moved.loaded["logits"] + moved.loaded["draft"]
-    assert 0.95 * owed < seen < owed
-
-
-@pytest.mark.parametrize("rejected", [False, True])
-def test_ten_to_fourteen_bytes_a_token(rejected: bool, traffic: Any) -> None:
-    """A request reads each of its 5 rows once, 10 bytes a token of the vocabulary, and the pair of a rejection again.
-
-    On top, less the wider the vocabulary: the block that the coin falls on, 2 blocks in a residual.
-    """
-    batch, nodes, vocab = 1, 5, 16384
-    block, _ = row_stats.tile(vocab)
-    logits, drafts, rules, accept, emit = a_round(
-        "chain", 6, batch=batch, nodes=nodes, vocab=vocab, dtype=torch.bfloat16, rules=(PLAIN,), ragged=0, lse=True
-    )
-    accept[:] = 0.0
-    accept[:, 3] = ALMOST_ONE if rejected else 0.0
-    assert drafts.logits is not None
-    logits[0, 2, drafts.tokens[0, 3]] = -4.0  # p < q there
-    with traffic(logits=logits, draft=drafts.logits) as moved:
-        out = verify.verify_chain(logits, drafts, rules, accept, emit)
-    assert out.length.tolist() == [3 if rejected else 5]
-    owed = 14 + 4 * block / vocab if rejected else 10 + 2 * block / vocab
-    read = (moved.loaded["logits"] + moved.loaded["draft"]) / (batch * vocab)
-    assert owed <= read < owed + 0.05
-    assert moved.bytes / (batch * vocab) < owed + 0.8  # statistics: read by every program
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_scratch_of_a_large_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 1 MB, the verdicts included, for 128 requests with 4 drafted tokens each out of 128,256."""
-    batch, nodes, vocab = 128, 5, 128_256
-    row = torch.zeros(vocab, dtype=torch.bfloat16).expand(batch, nodes, vocab)
-    coins, allocated = torch.zeros(batch, nodes, dtype=torch.float64), []
-    real = round_file.Round.empty
-
-    def empty(self: round_file.Round, *shape: int, dtype: torch.dtype) -> Tensor:
-        allocated.append(real(self, *shape, dtype=dtype))
-        return allocated[-1]
-
-    class Idle:
-        """A kernel that is launched and does nothing."""
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda **arguments: None
-
-    monkeypatch.setattr(round_file.Round, "empty", empty)
-    monkeypatch.setattr(round_file, "verify_stats", Idle())
-    for kernel in ("chain_emit", "block_surplus", "block_emit", "tree_emit"):
-        monkeypatch.setattr(verify, kernel, Idle())
-    drafts = Drafts.chains(torch.zeros(batch, nodes, dtype=torch.int64), row)
-    getattr(verify, f"verify_{name}")(row, drafts, Rules.of([PLAIN] * batch), coins, coins)
-    assert 0 < sum(x.nbytes for x in allocated) <= 1e6
