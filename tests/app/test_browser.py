@@ -242,7 +242,7 @@ def test_live_run(visit: Visit, embedded: Path) -> None:
     page.get_by_role("button", name="Run live").click()
     page.get_by_role("button", name="Cancel").wait_for()
     page.get_by_role("button", name="Run live").wait_for(timeout=60_000)
-    page.get_by_text(re.compile(r"^[1-6] tokens in")).wait_for(timeout=10_000)
+    page.get_by_text(re.compile(r"^[1-6] tokens in")).wait_for(timeout=60_000)
     assert "Say·hello." in page.locator(".stream").text_content()
     page.locator(".board").focus()
     press(page, "End")
