@@ -26,7 +26,7 @@ from specdecode_ref.errors import InputError
 
 CHAINS, STATIC = range(1, 9), range(2, 25)
 DEPTHS, WIDTHS, NODES = range(2, 7), range(1, 5), (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16)
-FLOORS, REACHES = (0.0, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2), (0.0, 0.3, 0.45, 0.6)
+FLOORS, REACHES = (0.0, 0.03, 0.05, 0.08, 0.12, 0.2), (0.0, 0.35, 0.55, 0.75)
 """What `auto` tries: the lengths of chains, the nodes of optimal static trees, and all dynamic trees of such sizes."""
 
 T = TypeVar("T")

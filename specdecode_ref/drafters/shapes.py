@@ -148,8 +148,12 @@ class Dynamic:
         _bounded(self.width, 1)
 
     def __str__(self) -> str:
-        limits = f",{self.floor},{self.reach}" if self.reach else f",{self.floor}" if self.floor else ""
-        return f"dynamic:{self.depth},{self.width},{self.nodes}{limits}"
+        parts: list[float] = [self.depth, self.width, self.nodes]
+        if self.floor or self.reach:
+            parts.append(self.floor)
+        if self.reach:
+            parts.append(self.reach)
+        return f"dynamic:{','.join(map(str, parts))}"
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,8 @@ def _parse(kind: str, rest: str) -> Wanted:
             raise UnknownNameError(known, repr(rest[:80]), "choose one")
         return Static(NAMED.get(rest) or _paths(rest))
     if kind == "dynamic":
-        depth, width, nodes, floor, reach = [*parts, *["0"] * (5 - len(parts))] if len(parts) > 2 else parts
+        depth, width, nodes, *limits = parts
+        floor, reach = limits if len(limits) > 2 else [*limits, "0", "0"][:2]
         return Dynamic(_number(depth), _number(width), _number(nodes), _share(floor), _share(reach))
     if kind == "optimal":
         return Optimal(_number(rest))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from specdecode_ref.drafters import choice, measuring
+from specdecode_ref.drafters import SMALL, choice, measuring
 from specdecode_ref.drafters.calibration import Calibration, Draft
 from specdecode_ref.drafters.choice import candidates, forecast, resolve
 from specdecode_ref.drafters.model import ModelDrafter
@@ -94,6 +94,7 @@ def test_auto_is_the_fastest_of_all_it_tries() -> None:
     best = resolve(Auto(), found)
     assert tried[best].speed == max(f.speed for f in tried.values())
     assert {type(shape) for shape in tried} == {Sampled, Static, Dynamic} and len(tried) > 500
+    assert SMALL in tried, "what is drafted where nobody says must not be out of its reach"
     narrower = resolve(Auto(), found, (Dynamic,))
     assert tried[narrower].speed == max(f.speed for shape, f in tried.items() if isinstance(shape, Dynamic))
     for shape in random.Random(0).sample(list(tried), 40):
